@@ -1,0 +1,1 @@
+"""bstar: the capacity planner for LLM serving."""

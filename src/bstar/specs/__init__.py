@@ -1,0 +1,1 @@
+"""What things are: frozen, slotted, keyword-only dataclasses without I/O."""

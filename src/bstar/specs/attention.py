@@ -1,0 +1,302 @@
+"""Token mixers: one frozen spec per kind of attention or state, so that a hybrid model is a list of specs.
+
+Each kind answers two questions and no others here: which weight tensors it holds (`tensors`), and what
+it keeps per sequence (`cache`). FLOPs and bytes of a step are counted in `bstar.physics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from bstar.specs.tensors import WeightTensor, vector
+
+QkNorm = Literal["none", "head", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEntry:
+    """What one layer keeps in the cache.
+
+    kind            "kv" (K and V per head) · "latent" (one vector per token, no heads) ·
+                    "index" (sparse-attention key cache) · "state" (constant per sequence)
+    heads           KV heads (1 for a latent): what tensor parallelism can split
+    elements        elements per token and head (d_k + d_v, or the latent's width); for a state the
+                    elements of the whole state of one sequence
+    window          tokens after which the entry stops growing (sliding window or chunk), or None
+    chunked         the window is a chunk that restarts, not a sliding one
+    tokens_per_entry  tokens that share one entry (compressed attention), 1 otherwise
+    bits            fixed element width where the KV dtype does not apply (states, packed caches), or None
+    packed_fp8_bytes  bytes per token of the engine's packed fp8 layout where it has one (sparse MLA:
+                    656), or None: elements × the KV format's bits
+    fp8_capable     False where the engine keeps this entry at its own width even with an fp8 KV cache
+    """
+
+    kind: Literal["kv", "latent", "index", "state"]
+    heads: int
+    elements: int
+    window: int | None = None
+    chunked: bool = False
+    tokens_per_entry: int = 1
+    bits: int | None = None
+    packed_fp8_bytes: int | None = None
+    fp8_capable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedQueryAttention:
+    """Softmax attention with K and V per head: MHA, GQA and MQA; full, sliding-window or chunked.
+
+    window       tokens a query sees at most (None: all)
+    chunked      the window is a chunk [i·window, (i+1)·window) instead of the last `window` tokens
+    output_gate  q_proj also makes a gate of the same width (Qwen3-Next, Qwen3.5)
+    k_eq_v       no v_proj: V is K before its norm (Gemma 4 global layers); both are cached
+    shares_kv    no k/v projections and no cache of its own: reads an earlier layer's
+    sinks        one learned logit per query head
+    head_gate    g_proj: one gate per query head (Step-3.5)
+    """
+
+    kind: ClassVar[str] = "gqa"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None
+    chunked: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: QkNorm = "none"
+    output_gate: bool = False
+    head_gate: bool = False
+    k_eq_v: bool = False
+    shares_kv: bool = False
+    sinks: bool = False
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h = hidden_size
+        q_rows = self.num_heads * self.head_dim * (2 if self.output_gate else 1)
+        k_rows, v_rows = self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
+        p = "self_attn."
+        out: list[WeightTensor] = [WeightTensor(name=p + "q_proj", role="qkv", rows=q_rows, columns=h, shard="column")]
+        if not self.shares_kv:
+            out.append(WeightTensor(
+                name=p + "k_proj", role="qkv", rows=k_rows, columns=h, shard="kv", heads=self.num_kv_heads))
+            if not self.k_eq_v:
+                out.append(WeightTensor(
+                    name=p + "v_proj", role="qkv", rows=v_rows, columns=h, shard="kv", heads=self.num_kv_heads))
+        out.append(WeightTensor(
+            name=p + "o_proj", role="out", rows=h, columns=self.num_heads * self.v_head_dim, shard="row"))
+        if self.qkv_bias:
+            out.append(vector(p + "q_proj.bias", "qkv", q_rows, shard="column"))
+            if not self.shares_kv:
+                out.append(vector(p + "k_proj.bias", "qkv", k_rows))
+                if not self.k_eq_v:
+                    out.append(vector(p + "v_proj.bias", "qkv", v_rows))
+        if self.out_bias:
+            out.append(vector(p + "o_proj.bias", "out", h))
+        if self.head_gate:
+            out.append(WeightTensor(name=p + "g_proj", role="qkv", rows=self.num_heads, columns=h, shard="column"))
+        if self.sinks:
+            out.append(vector(p + "sinks", "attn", self.num_heads, shard="column"))
+        if self.qk_norm == "head":
+            out.append(vector(p + "q_norm", "norm", self.head_dim))
+            if not self.shares_kv:
+                out.append(vector(p + "k_norm", "norm", self.head_dim))
+        elif self.qk_norm == "full":
+            out.append(vector(p + "q_norm", "norm", self.num_heads * self.head_dim))
+            out.append(vector(p + "k_norm", "norm", k_rows))
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        if self.shares_kv:
+            return ()
+        return (CacheEntry(
+            kind="kv", heads=self.num_kv_heads, elements=self.head_dim + self.v_head_dim,
+            window=self.window, chunked=self.chunked),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseIndexer:
+    """The lightning indexer of sparse attention: picks `top_k` cached tokens for each query.
+
+    shared   no indexer of its own: the layer reuses an earlier layer's picks (GLM-5.2)
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): one latent of kv_lora_rank + qk_rope_head_dim per token.
+
+    q_lora_rank   None: one full q_proj
+    indexer       sparse attention over the latent cache (DeepSeek V3.2, GLM-5)
+    """
+
+    kind: ClassVar[str] = "mla"
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    indexer: SparseIndexer | None = None
+    bias: bool = False
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p = hidden_size, "self_attn."
+        qk = self.qk_nope_head_dim + self.qk_rope_head_dim
+        out: list[WeightTensor] = []
+        if self.q_lora_rank is None:
+            out.append(WeightTensor(
+                name=p + "q_proj", role="qkv", rows=self.num_heads * qk, columns=h, shard="column"))
+        else:
+            out += [
+                WeightTensor(name=p + "q_a_proj", role="qkv", rows=self.q_lora_rank, columns=h),
+                vector(p + "q_a_layernorm", "norm", self.q_lora_rank),
+                WeightTensor(name=p + "q_b_proj", role="qkv", rows=self.num_heads * qk, columns=self.q_lora_rank,
+                             shard="column"),
+            ]
+        latent = self.kv_lora_rank + self.qk_rope_head_dim
+        out += [
+            WeightTensor(name=p + "kv_a_proj_with_mqa", role="qkv", rows=latent, columns=h),
+            vector(p + "kv_a_layernorm", "norm", self.kv_lora_rank),
+            WeightTensor(name=p + "kv_b_proj", role="qkv", columns=self.kv_lora_rank, shard="column",
+                         rows=self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)),
+            WeightTensor(name=p + "o_proj", role="out", rows=h, columns=self.num_heads * self.v_head_dim, shard="row"),
+        ]
+        if self.bias:
+            if self.q_lora_rank is not None:
+                out.append(vector(p + "q_a_proj.bias", "qkv", self.q_lora_rank))
+            out += [vector(p + "kv_a_proj_with_mqa.bias", "qkv", latent), vector(p + "o_proj.bias", "out", h)]
+        ix = self.indexer
+        if ix is not None and not ix.shared:
+            source = self.q_lora_rank or h
+            out += [
+                WeightTensor(name=p + "indexer.wq_b", role="indexer", rows=ix.num_heads * ix.head_dim, columns=source),
+                WeightTensor(name=p + "indexer.wk", role="indexer", rows=ix.head_dim, columns=h),
+                WeightTensor(name=p + "indexer.weights_proj", role="indexer", rows=ix.num_heads, columns=h),
+                vector(p + "indexer.k_norm", "norm", ix.head_dim),
+                vector(p + "indexer.k_norm.bias", "norm", ix.head_dim),
+            ]
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        sparse = self.indexer is not None
+        latent = CacheEntry(
+            kind="latent", heads=1, elements=self.kv_lora_rank + self.qk_rope_head_dim,
+            # vLLM's fp8_ds_mla: the latent in fp8, one fp32 scale per 128 of it, the rope part at 16 bits.
+            packed_fp8_bytes=(
+                self.kv_lora_rank + 4 * -(-self.kv_lora_rank // 128) + 2 * self.qk_rope_head_dim if sparse else None
+            ))
+        if self.indexer is None or self.indexer.shared:
+            return (latent,)
+        # The index keys are always fp8 with one fp32 scale per 128 elements.
+        d = self.indexer.head_dim
+        return (latent, CacheEntry(
+            kind="index", heads=1, elements=d + 4 * -(-d // 128), bits=8, fp8_capable=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaNet:
+    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a matrix state per value head."""
+
+    kind: ClassVar[str] = "gated_delta_net"
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    conv_kernel: int
+    state_bits: int = 32
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p = hidden_size, "linear_attn."
+        key, value = self.num_k_heads * self.k_head_dim, self.num_v_heads * self.v_head_dim
+        return (
+            WeightTensor(name=p + "in_proj_qkv", role="qkv", rows=2 * key + value, columns=h, shard="column"),
+            WeightTensor(name=p + "in_proj_z", role="qkv", rows=value, columns=h, shard="column"),
+            WeightTensor(name=p + "in_proj_b", role="qkv", rows=self.num_v_heads, columns=h, shard="column"),
+            WeightTensor(name=p + "in_proj_a", role="qkv", rows=self.num_v_heads, columns=h, shard="column"),
+            WeightTensor(name=p + "conv1d", role="mixer", rows=2 * key + value, columns=self.conv_kernel,
+                         shard="column", matmul=False),
+            vector(p + "dt_bias", "mixer", self.num_v_heads, shard="column"),
+            vector(p + "A_log", "mixer", self.num_v_heads, shard="column"),
+            vector(p + "norm", "norm", self.v_head_dim),
+            WeightTensor(name=p + "out_proj", role="out", rows=h, columns=value, shard="row"),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        key, value = self.num_k_heads * self.k_head_dim, self.num_v_heads * self.v_head_dim
+        return (
+            CacheEntry(kind="state", heads=self.num_k_heads, elements=(self.conv_kernel - 1) * (2 * key + value)),
+            CacheEntry(kind="state", heads=self.num_v_heads, bits=self.state_bits, fp8_capable=False,
+                       elements=self.num_v_heads * self.k_head_dim * self.v_head_dim),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """State-space mixer of Mamba 2 (Nemotron-H, Granite 4, Falcon-H1, Bamba)."""
+
+    kind: ClassVar[str] = "mamba2"
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    conv_bias: bool = True
+    proj_bias: bool = False
+    state_bits: int = 32
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p, inner = hidden_size, "mixer.", self.inner_size
+        rows = inner + self.conv_width + self.num_heads
+        out = [
+            WeightTensor(name=p + "in_proj", role="qkv", rows=rows, columns=h, shard="column"),
+            WeightTensor(name=p + "conv1d", role="mixer", rows=self.conv_width, columns=self.conv_kernel,
+                         shard="column", matmul=False),
+            vector(p + "dt_bias", "mixer", self.num_heads, shard="column"),
+            vector(p + "A_log", "mixer", self.num_heads, shard="column"),
+            vector(p + "D", "mixer", self.num_heads, shard="column"),
+            vector(p + "norm", "norm", inner, shard="column"),
+            WeightTensor(name=p + "out_proj", role="out", rows=h, columns=inner, shard="row"),
+        ]
+        if self.conv_bias:
+            out.append(vector(p + "conv1d.bias", "mixer", self.conv_width, shard="column"))
+        if self.proj_bias:
+            out += [vector(p + "in_proj.bias", "qkv", rows, shard="column"), vector(p + "out_proj.bias", "out", h)]
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return (
+            CacheEntry(kind="state", heads=self.num_heads, elements=(self.conv_kernel - 1) * self.conv_width),
+            CacheEntry(kind="state", heads=self.num_heads, bits=self.state_bits, fp8_capable=False,
+                       elements=self.num_heads * self.head_dim * self.state_size),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoMixer:
+    """A layer without a token mixer (the FFN-only layers of Nemotron-H)."""
+
+    kind: ClassVar[str] = "none"
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        return ()
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return ()
+
+
+Mixer = GroupedQueryAttention | LatentAttention | GatedDeltaNet | Mamba2 | NoMixer

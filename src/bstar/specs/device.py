@@ -1,0 +1,96 @@
+"""Accelerators, links and nodes: datasheet facts, each with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from bstar.errors import SpecError
+
+Provenance = Literal["datasheet", "fitted", "assumed", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """On-demand price of one device for one hour."""
+
+    usd_per_hour: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """A link between devices.
+
+    kind                       "nvlink", "nvswitch", "pcie", "infinity-fabric", "infiniband", "ethernet", "ici", …
+    bandwidth_bytes_per_s      one direction, per device, to all its peers together
+    latency_s                  of one small message
+    all_to_all                 every device reaches every other at that bandwidth (a switch)
+    """
+
+    kind: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    all_to_all: bool = True
+    provenance: Provenance = "datasheet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One accelerator.
+
+    memory_bytes          as the vendor states it (80e9 for "80 GB")
+    usable_memory_bytes   what the driver reports to the engine, where known; else None
+    peak_flops_per_s      dense peak by dtype; a dtype that is missing has no peak: refuse it
+    link                  to the other devices of the node; None: there are none or over PCIe (`pcie`)
+    devices_per_node      devices that `link` joins (the NVLink domain of a GB200 NVL72 is 72)
+    inter_node            link between nodes, per device
+    compute_capability    CUDA compute capability × 10 (90 for Hopper) or None
+    unverified            fields that two sources do not confirm (printed as assumed)
+    """
+
+    id: str
+    name: str
+    vendor: str
+    generation: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    peak_flops_per_s: Mapping[str, float]
+    usable_memory_bytes: int | None = None
+    link: LinkSpec | None = None
+    pcie: LinkSpec | None = None
+    inter_node: LinkSpec | None = None
+    devices_per_node: int = 8
+    compute_capability: int | None = None
+    num_sms: int | None = None
+    price: Price | None = None
+    source: str = ""
+    date: str = ""
+    aliases: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
+        if self.memory_bytes <= 0 or self.bandwidth_bytes_per_s <= 0:
+            raise SpecError(f"device {self.id!r}: memory and bandwidth must be positive")
+        if any(v <= 0 for v in self.peak_flops_per_s.values()):
+            raise SpecError(f"device {self.id!r}: a peak must be positive; leave out a dtype it does not have")
+
+    @property
+    def reported_memory_bytes(self) -> int:
+        """What the engine sees: the driver's figure where known, else the vendor's."""
+        return self.usable_memory_bytes if self.usable_memory_bytes is not None else self.memory_bytes
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak FLOP/s of `dtype`. Raises SpecError naming the dtypes that exist."""
+        found = self.peak_flops_per_s.get(dtype)
+        if found is None:
+            raise SpecError(
+                f"dtype: {self.name} has no {dtype} peak in its datasheet; "
+                f"it has {', '.join(sorted(self.peak_flops_per_s))}"
+            )
+        return found

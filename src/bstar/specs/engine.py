@@ -1,0 +1,65 @@
+"""Engine settings: the flags of one server, resolved (no None where the engine has a default)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bstar.errors import SpecError
+
+EngineName = Literal["vllm", "sglang", "trtllm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What the scheduler and the memory manager of one engine instance are told.
+
+    gpu_memory_utilization  fraction of the reported memory the engine may take (vLLM), or of what is
+                            free after loading (SGLang, TensorRT-LLM: `memory_rule`)
+    max_num_batched_tokens  token budget of one step
+    block_size              tokens per KV block; None: the engine chooses (hybrid models)
+    cudagraph_max_size      largest captured batch; 0 with enforce_eager
+    num_gpu_blocks_override / kv_cache_memory_bytes  take the KV space from here instead of profiling
+    unmodelled              flags that were given and that bstar does not model, as written
+    """
+
+    name: EngineName = "vllm"
+    version: str = "0.32.0"
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    gpu_memory_utilization: float = 0.92
+    block_size: int | None = 16
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool = True
+    enforce_eager: bool = False
+    cudagraph_max_size: int = 512
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_speculative_tokens: int = 0
+    unmodelled: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise SpecError(f"{name}: must be a whole number of at least 1, is {value!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SpecError(f"gpu_memory_utilization: must be in (0, 1], is {self.gpu_memory_utilization}")
+        if self.block_size is not None and self.block_size < 1:
+            raise SpecError(f"block_size: must be at least 1, is {self.block_size}")
+
+    @property
+    def version_tuple(self) -> tuple[int, ...]:
+        """(0, 32, 0); empty where the version is not a dotted number."""
+        parts: list[int] = []
+        for part in self.version.split("."):
+            digits = "".join(c for c in part if c.isdigit())
+            if not digits:
+                break
+            parts.append(int(digits))
+        return tuple(parts)

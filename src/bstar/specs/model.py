@@ -1,0 +1,136 @@
+"""A model as engines see it: groups of layers by mechanism, an embedding, a head, and what rides along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from bstar.errors import SpecError
+from bstar.specs.attention import Mixer
+from bstar.specs.ffn import Ffn
+from bstar.specs.formats import BF16, TensorFormat
+from bstar.specs.tensors import Role, WeightTensor
+
+# Roles that quantization leaves at the model's own dtype unless a checkpoint says otherwise.
+UNQUANTIZED_ROLES: frozenset[Role] = frozenset(
+    {"norm", "router", "embedding", "lm_head", "vision", "mtp", "attn", "mixer", "other"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormats:
+    """Storage formats of a layer's tensors: `default` for every GEMM weight, `overrides` by tensor name.
+
+    Tensors of an unquantized role, and every vector, are stored in `base` unless overridden.
+    """
+
+    base: TensorFormat = BF16
+    default: TensorFormat = BF16
+    overrides: tuple[tuple[str, TensorFormat], ...] = ()
+
+    def of(self, tensor: WeightTensor) -> TensorFormat:
+        for name, fmt in self.overrides:
+            if name == tensor.name:
+                return fmt
+        if not tensor.matmul or tensor.role in UNQUANTIZED_ROLES:
+            return self.base
+        return self.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers of one mechanism: the same mixer, FFN, extra tensors and formats.
+
+    indices   positions in the stack, ascending (pipeline stages take a range of them)
+    extra     norms and other tensors of each layer beside mixer and FFN
+    """
+
+    indices: tuple[int, ...]
+    mixer: Mixer
+    ffn: Ffn
+    extra: tuple[WeightTensor, ...] = ()
+    formats: WeightFormats = WeightFormats()
+
+    @property
+    def count(self) -> int:
+        return len(self.indices)
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        """The tensors of ONE layer of the group."""
+        return self.mixer.tensors(hidden_size) + self.ffn.tensors(hidden_size) + self.extra
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraBlock:
+    """Weights that are no decoder layer: a vision tower, an audio tower, MTP heads.
+
+    streamed   whether a decode step reads them (a tower and an idle MTP head: no)
+    in_total   whether `parameters.total` counts them (transformers' rule: towers mostly, MTP never)
+    loaded     whether the engine loads them when it serves text
+    """
+
+    name: str
+    role: Role
+    parameters: int
+    format: TensorFormat = BF16
+    streamed: bool = False
+    in_total: bool = True
+    loaded: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model, fully described; everything bstar says about a model is computed from this.
+
+    dtype            of the checkpoint's unquantized tensors: "bf16", "fp16" or "fp32"
+    head_tensors     final norm and other tensors outside the layers, embedding and head excluded
+    embedding        lookup table(s): read by row, never streamed
+    tied             the head is the embedding table (then it is streamed as the head, stored once)
+    kv_cache_dtype   what the checkpoint asks the cache to be ("fp8", …), or None: engine's default
+    source           where the description came from (catalog file, path)
+    """
+
+    name: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    max_context_tokens: int
+    layers: tuple[LayerGroup, ...]
+    embedding: tuple[WeightTensor, ...]
+    lm_head: tuple[WeightTensor, ...]
+    tied: bool = False
+    head_tensors: tuple[WeightTensor, ...] = ()
+    blocks: tuple[ExtraBlock, ...] = ()
+    outer_formats: WeightFormats = WeightFormats()
+    dtype: str = "bf16"
+    kv_cache_dtype: str | None = None
+    weight_dtype: str = "bf16"
+    num_mtp_layers: int = 0
+    multimodal: bool = False
+    checkpoint_weight_bytes: int | None = None
+    source: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),
+                             ("max_context_tokens", self.max_context_tokens)):
+            if value <= 0:
+                raise SpecError(f"{label}: must be positive, is {value}")
+        seen = sorted(i for g in self.layers for i in g.indices)
+        if seen != list(range(len(seen))) or not seen:
+            raise SpecError("layers: every layer index must be in exactly one group")
+
+    @property
+    def num_layers(self) -> int:
+        return sum(g.count for g in self.layers)
+
+    @property
+    def is_moe(self) -> bool:
+        return any(g.ffn.kind == "moe" for g in self.layers)
+
+    def with_weight_format(self, fmt: TensorFormat) -> ModelSpec:
+        """The same model with every quantizable GEMM weight stored as `fmt` (an online quantization)."""
+        def change(f: WeightFormats) -> WeightFormats:
+            return replace(f, default=fmt, overrides=())
+        groups = tuple(replace(g, formats=change(g.formats)) for g in self.layers)
+        return replace(self, layers=groups, outer_formats=change(self.outer_formats), weight_dtype=fmt.name,
+                       checkpoint_weight_bytes=None)
