@@ -1,0 +1,62 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh clone with Python 3.11+ and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+VLLM   ?= .vllm
+
+.PHONY: help setup demo quick test test-full vllm check lint types layers format docs bench clean
+
+help:
+	@echo "make demo       the main job: a plan from the embedded catalog (no server, no downloads of models)"
+	@echo "make test       all tests but the longest, with a reduced set against real vLLM"
+	@echo "make quick      the fast tests alone"
+	@echo "make test-full  everything"
+	@echo "make check      ruff, mypy --strict, import-linter"
+	@echo "make docs       generated pages (CLI reference, memory table)"
+	@echo "make bench      the benchmarks, with the figures they print"
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bstar needs Python 3.11 or newer: make PYTHON=python3.12 …"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/bstar plan llama-3.1-8b --gpu h100-sxm-80gb,a100-sxm-80gb,l40s --input 2000 --output 500 --rate 10 --slo ttft=1s,tpot=50ms --attainment 0.95
+
+quick: setup
+	$(BIN)/python -m pytest -m "not slow and not vllm and not full"
+
+vllm: $(VLLM)/.done
+
+$(VLLM)/.done: tools/setup_vllm.sh
+	bash tools/setup_vllm.sh $(VLLM)
+	@touch $@
+
+test: setup vllm
+	BSTAR_VLLM_VENV=$(abspath $(VLLM)) $(BIN)/python -m pytest -m "not full"
+
+test-full: setup vllm
+	BSTAR_VLLM_VENV=$(abspath $(VLLM)) $(BIN)/python -m pytest
+
+check: lint types layers
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+layers: setup
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) $(VLLM) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
