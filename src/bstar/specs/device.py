@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from bstar.errors import SpecError
 
@@ -19,6 +19,10 @@ class Price:
     usd_per_hour: float
     source: str
     date: str
+
+    def __post_init__(self) -> None:
+        if not self.usd_per_hour >= 0:
+            raise SpecError(f"price: must be at least 0 USD per hour, is {self.usd_per_hour}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,10 @@ class LinkSpec:
     all_to_all: bool = True
     provenance: Provenance = "datasheet"
 
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0 or self.latency_s < 0:
+            raise SpecError(f"link {self.kind!r}: bandwidth must be positive and latency at least 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
@@ -49,6 +57,8 @@ class DeviceSpec:
     devices_per_node      devices that `link` joins (the NVLink domain of a GB200 NVL72 is 72)
     inter_node            link between nodes, per device
     compute_capability    CUDA compute capability × 10 (90 for Hopper) or None
+    num_sms               streaming multiprocessors (AMD: compute units) or None
+    unified_memory        the memory is shared with the host CPU (GB10, Apple silicon, a CPU)
     unverified            fields that two sources do not confirm (printed as assumed)
     """
 
@@ -58,7 +68,7 @@ class DeviceSpec:
     generation: str
     memory_bytes: int
     bandwidth_bytes_per_s: float
-    peak_flops_per_s: Mapping[str, float]
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
     usable_memory_bytes: int | None = None
     link: LinkSpec | None = None
     pcie: LinkSpec | None = None
@@ -66,6 +76,7 @@ class DeviceSpec:
     devices_per_node: int = 8
     compute_capability: int | None = None
     num_sms: int | None = None
+    unified_memory: bool = False
     price: Price | None = None
     source: str = ""
     date: str = ""
@@ -75,10 +86,16 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
-        if self.memory_bytes <= 0 or self.bandwidth_bytes_per_s <= 0:
+        if not self.memory_bytes > 0 or not self.bandwidth_bytes_per_s > 0:
             raise SpecError(f"device {self.id!r}: memory and bandwidth must be positive")
-        if any(v <= 0 for v in self.peak_flops_per_s.values()):
+        if self.usable_memory_bytes is not None and self.usable_memory_bytes <= 0:
+            raise SpecError(f"device {self.id!r}: usable_memory_bytes must be positive; leave it out where not known")
+        if not self.peak_flops_per_s:
+            raise SpecError(f"device {self.id!r}: peak_flops_per_s needs at least one dtype")
+        if any(not v > 0 for v in self.peak_flops_per_s.values()):
             raise SpecError(f"device {self.id!r}: a peak must be positive; leave out a dtype it does not have")
+        if self.devices_per_node < 1:
+            raise SpecError(f"device {self.id!r}: devices_per_node must be at least 1, is {self.devices_per_node}")
 
     @property
     def reported_memory_bytes(self) -> int:
@@ -94,3 +111,12 @@ class DeviceSpec:
                 f"it has {', '.join(sorted(self.peak_flops_per_s))}"
             )
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy cannot be pickled; worker processes get a plain dict and wrap it again.
+        state = {f.name: getattr(self, f.name) for f in fields(self)}
+        return _rebuild, ({**state, "peak_flops_per_s": dict(self.peak_flops_per_s)},)
+
+
+def _rebuild(state: dict[str, Any]) -> DeviceSpec:
+    return DeviceSpec(**state)
