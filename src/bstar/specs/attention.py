@@ -30,6 +30,10 @@ class CacheEntry:
     packed_fp8_bytes  bytes per token of the engine's packed fp8 layout where it has one (sparse MLA:
                     656), or None: elements × the KV format's bits
     fp8_capable     False where the engine keeps this entry at its own width even with an fp8 KV cache
+    needs_encoder   filled from an encoder (cross attention): empty when the request is text only
+
+    A state (and every entry with `bits`) has its own dtype; `heads` is what tensor parallelism splits it
+    by, replicated beyond, exactly as K and V heads are.
     """
 
     kind: Literal["kv", "latent", "index", "state"]
@@ -41,6 +45,7 @@ class CacheEntry:
     bits: int | None = None
     packed_fp8_bytes: int | None = None
     fp8_capable: bool = True
+    needs_encoder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,8 @@ class GroupedQueryAttention:
     shares_kv    no k/v projections and no cache of its own: reads an earlier layer's
     sinks        one learned logit per query head
     head_gate    g_proj: one gate per query head (Step-3.5)
+    full_gate    g_proj: one gate per query channel (AFMoE)
+    qk_norm      "head": one weight of head_dim, shared by the heads; "full": one weight per channel
     """
 
     kind: ClassVar[str] = "gqa"
@@ -71,6 +78,8 @@ class GroupedQueryAttention:
     k_eq_v: bool = False
     shares_kv: bool = False
     sinks: bool = False
+    full_gate: bool = False
+    qk_norm_bias: bool = False
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
         h = hidden_size
@@ -94,17 +103,20 @@ class GroupedQueryAttention:
                     out.append(vector(p + "v_proj.bias", "qkv", v_rows))
         if self.out_bias:
             out.append(vector(p + "o_proj.bias", "out", h))
-        if self.head_gate:
-            out.append(WeightTensor(name=p + "g_proj", role="qkv", rows=self.num_heads, columns=h, shard="column"))
+        if self.head_gate or self.full_gate:
+            gate_rows = self.num_heads * (self.v_head_dim if self.full_gate else 1)
+            out.append(WeightTensor(name=p + "g_proj", role="qkv", rows=gate_rows, columns=h, shard="column"))
         if self.sinks:
             out.append(vector(p + "sinks", "attn", self.num_heads, shard="column"))
-        if self.qk_norm == "head":
-            out.append(vector(p + "q_norm", "norm", self.head_dim))
+        if self.qk_norm != "none":
+            per_head = self.qk_norm == "head"
+            lengths = {"q_norm": self.head_dim if per_head else self.num_heads * self.head_dim}
             if not self.shares_kv:
-                out.append(vector(p + "k_norm", "norm", self.head_dim))
-        elif self.qk_norm == "full":
-            out.append(vector(p + "q_norm", "norm", self.num_heads * self.head_dim))
-            out.append(vector(p + "k_norm", "norm", k_rows))
+                lengths["k_norm"] = self.head_dim if per_head else k_rows
+            for name, length in lengths.items():
+                out.append(vector(p + name, "norm", length))
+                if self.qk_norm_bias:
+                    out.append(vector(f"{p}{name}.bias", "norm", length))
         return tuple(out)
 
     def cache(self) -> tuple[CacheEntry, ...]:
@@ -202,7 +214,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaNet:
-    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a matrix state per value head."""
+    """Linear attention with a gated delta rule (Qwen3-Next, Qwen3.5): a matrix state per value head.
+
+    conv_bits, state_bits   width of the cached convolution inputs and of the recurrent state
+    """
 
     kind: ClassVar[str] = "gated_delta_net"
     num_k_heads: int
@@ -210,6 +225,7 @@ class GatedDeltaNet:
     k_head_dim: int
     v_head_dim: int
     conv_kernel: int
+    conv_bits: int = 16
     state_bits: int = 32
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
@@ -231,7 +247,8 @@ class GatedDeltaNet:
     def cache(self) -> tuple[CacheEntry, ...]:
         key, value = self.num_k_heads * self.k_head_dim, self.num_v_heads * self.v_head_dim
         return (
-            CacheEntry(kind="state", heads=self.num_k_heads, elements=(self.conv_kernel - 1) * (2 * key + value)),
+            CacheEntry(kind="state", heads=self.num_k_heads, bits=self.conv_bits, fp8_capable=False,
+                       elements=(self.conv_kernel - 1) * (2 * key + value)),
             CacheEntry(kind="state", heads=self.num_v_heads, bits=self.state_bits, fp8_capable=False,
                        elements=self.num_v_heads * self.k_head_dim * self.v_head_dim),
         )
@@ -239,7 +256,10 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
-    """State-space mixer of Mamba 2 (Nemotron-H, Granite 4, Falcon-H1, Bamba)."""
+    """State-space mixer of Mamba 2 (Nemotron-H, Granite 4, Falcon-H1, Bamba): a state per head.
+
+    gated_norm   a norm of the inner width after the scan (Falcon-H1 has none)
+    """
 
     kind: ClassVar[str] = "mamba2"
     num_heads: int
@@ -249,6 +269,8 @@ class Mamba2:
     conv_kernel: int
     conv_bias: bool = True
     proj_bias: bool = False
+    gated_norm: bool = True
+    conv_bits: int = 16
     state_bits: int = 32
 
     @property
@@ -269,9 +291,10 @@ class Mamba2:
             vector(p + "dt_bias", "mixer", self.num_heads, shard="column"),
             vector(p + "A_log", "mixer", self.num_heads, shard="column"),
             vector(p + "D", "mixer", self.num_heads, shard="column"),
-            vector(p + "norm", "norm", inner, shard="column"),
             WeightTensor(name=p + "out_proj", role="out", rows=h, columns=inner, shard="row"),
         ]
+        if self.gated_norm:
+            out.append(vector(p + "norm", "norm", inner, shard="column"))
         if self.conv_bias:
             out.append(vector(p + "conv1d.bias", "mixer", self.conv_width, shard="column"))
         if self.proj_bias:
@@ -279,11 +302,293 @@ class Mamba2:
         return tuple(out)
 
     def cache(self) -> tuple[CacheEntry, ...]:
+        steps = self.conv_kernel - 1
         return (
-            CacheEntry(kind="state", heads=self.num_heads, elements=(self.conv_kernel - 1) * self.conv_width),
+            CacheEntry(kind="state", heads=self.num_heads, bits=self.conv_bits, fp8_capable=False,
+                       elements=steps * self.inner_size),
+            # B and C of a group are needed by all its heads: replicated where TP exceeds the groups.
+            CacheEntry(kind="state", heads=self.num_groups, bits=self.conv_bits, fp8_capable=False,
+                       elements=steps * 2 * self.num_groups * self.state_size),
             CacheEntry(kind="state", heads=self.num_heads, bits=self.state_bits, fp8_capable=False,
                        elements=self.num_heads * self.head_dim * self.state_size),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba1:
+    """Selective state-space mixer of Mamba 1 (Mamba, Jamba, FalconMamba): a state per channel.
+
+    inner_norms   norms on dt, B and C that have weights (Jamba)
+    """
+
+    kind: ClassVar[str] = "mamba1"
+    inner_size: int
+    state_size: int
+    dt_rank: int
+    conv_kernel: int
+    conv_bias: bool = True
+    proj_bias: bool = False
+    inner_norms: bool = False
+    conv_bits: int = 16
+    state_bits: int = 16
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p, inner = hidden_size, "mixer.", self.inner_size
+        out = [
+            WeightTensor(name=p + "in_proj", role="qkv", rows=2 * inner, columns=h, shard="column"),
+            WeightTensor(name=p + "conv1d", role="mixer", rows=inner, columns=self.conv_kernel, shard="column",
+                         matmul=False),
+            WeightTensor(name=p + "x_proj", role="mixer", rows=self.dt_rank + 2 * self.state_size, columns=inner,
+                         shard="row"),
+            WeightTensor(name=p + "dt_proj", role="mixer", rows=inner, columns=self.dt_rank, shard="column"),
+            vector(p + "dt_proj.bias", "mixer", inner, shard="column"),
+            WeightTensor(name=p + "A_log", role="mixer", rows=inner, columns=self.state_size, shard="column",
+                         matmul=False),
+            vector(p + "D", "mixer", inner, shard="column"),
+            WeightTensor(name=p + "out_proj", role="out", rows=h, columns=inner, shard="row"),
+        ]
+        if self.conv_bias:
+            out.append(vector(p + "conv1d.bias", "mixer", inner, shard="column"))
+        if self.proj_bias:
+            out += [vector(p + "in_proj.bias", "qkv", 2 * inner, shard="column"), vector(p + "out_proj.bias", "out", h)]
+        if self.inner_norms:
+            out += [
+                vector(p + "dt_layernorm", "norm", self.dt_rank),
+                vector(p + "b_layernorm", "norm", self.state_size),
+                vector(p + "c_layernorm", "norm", self.state_size),
+            ]
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return (
+            CacheEntry(kind="state", heads=self.inner_size, bits=self.conv_bits, fp8_capable=False,
+                       elements=(self.conv_kernel - 1) * self.inner_size),
+            CacheEntry(kind="state", heads=self.inner_size, bits=self.state_bits, fp8_capable=False,
+                       elements=self.inner_size * self.state_size),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningAttention:
+    """Linear attention with a fixed decay per head (MiniMax-Text-01): a head_dim × head_dim state per head."""
+
+    kind: ClassVar[str] = "lightning"
+    num_heads: int
+    head_dim: int
+    state_bits: int = 16
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p, inner = hidden_size, "self_attn.", self.num_heads * self.head_dim
+        return (
+            WeightTensor(name=p + "qkv_proj", role="qkv", rows=3 * inner, columns=h, shard="column"),
+            WeightTensor(name=p + "output_gate", role="qkv", rows=inner, columns=h, shard="column"),
+            vector(p + "norm", "norm", inner, shard="column"),
+            WeightTensor(name=p + "out_proj", role="out", rows=h, columns=inner, shard="row"),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return (CacheEntry(kind="state", heads=self.num_heads, bits=self.state_bits, fp8_capable=False,
+                           elements=self.num_heads * self.head_dim * self.head_dim),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaAttention:
+    """Delta attention with a decay per channel (Kimi-Linear): a head_dim × head_dim state per head.
+
+    gate_rank   width between the two matrices of the decay and of the output gate
+    """
+
+    kind: ClassVar[str] = "kimi_delta"
+    num_heads: int
+    head_dim: int
+    conv_kernel: int
+    gate_rank: int
+    conv_bits: int = 16
+    state_bits: int = 32
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p, inner, rank = hidden_size, "self_attn.", self.num_heads * self.head_dim, self.gate_rank
+        return (
+            *(WeightTensor(name=f"{p}{n}_proj", role="qkv", rows=inner, columns=h, shard="column") for n in "qkv"),
+            WeightTensor(name=p + "conv1d", role="mixer", rows=3 * inner, columns=self.conv_kernel, shard="column",
+                         matmul=False),
+            WeightTensor(name=p + "f_a_proj", role="qkv", rows=rank, columns=h),
+            WeightTensor(name=p + "f_b_proj", role="qkv", rows=inner, columns=rank, shard="column"),
+            WeightTensor(name=p + "b_proj", role="qkv", rows=self.num_heads, columns=h, shard="column"),
+            WeightTensor(name=p + "g_a_proj", role="qkv", rows=rank, columns=h),
+            WeightTensor(name=p + "g_b_proj", role="qkv", rows=inner, columns=rank, shard="column"),
+            vector(p + "dt_bias", "mixer", inner, shard="column"),
+            vector(p + "A_log", "mixer", self.num_heads, shard="column"),
+            vector(p + "o_norm", "norm", self.head_dim),
+            WeightTensor(name=p + "o_proj", role="out", rows=h, columns=inner, shard="row"),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        inner = self.num_heads * self.head_dim
+        return (
+            CacheEntry(kind="state", heads=self.num_heads, bits=self.conv_bits, fp8_capable=False,
+                       elements=(self.conv_kernel - 1) * 3 * inner),
+            CacheEntry(kind="state", heads=self.num_heads, bits=self.state_bits, fp8_capable=False,
+                       elements=inner * self.head_dim),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution:
+    """Gated short convolution (LFM2): keeps the last kernel - 1 inputs of each channel."""
+
+    kind: ClassVar[str] = "short_conv"
+    width: int
+    conv_kernel: int
+    bias: bool = False
+    conv_bits: int = 16
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p, w = hidden_size, "conv.", self.width
+        out = [
+            WeightTensor(name=p + "in_proj", role="qkv", rows=3 * w, columns=h, shard="column"),
+            WeightTensor(name=p + "conv", role="mixer", rows=w, columns=self.conv_kernel, shard="column", matmul=False),
+            WeightTensor(name=p + "out_proj", role="out", rows=h, columns=w, shard="row"),
+        ]
+        if self.bias:
+            out += [vector(p + "in_proj.bias", "qkv", 3 * w, shard="column"), vector(p + "conv.bias", "mixer", w),
+                    vector(p + "out_proj.bias", "out", h)]
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return (CacheEntry(kind="state", heads=self.width, bits=self.conv_bits, fp8_capable=False,
+                           elements=(self.conv_kernel - 1) * self.width),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttention:
+    """Attention from text to encoder tokens (Llama 3.2 Vision): its K and V exist only with an image."""
+
+    kind: ClassVar[str] = "cross"
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qk_norm: QkNorm = "head"
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, d, kv = hidden_size, self.head_dim, self.num_kv_heads
+        p = "cross_attn."
+        out = [
+            WeightTensor(name=p + "q_proj", role="qkv", rows=self.num_heads * d, columns=h, shard="column"),
+            WeightTensor(name=p + "k_proj", role="qkv", rows=kv * d, columns=h, shard="kv", heads=kv),
+            WeightTensor(name=p + "v_proj", role="qkv", rows=kv * d, columns=h, shard="kv", heads=kv),
+            WeightTensor(name=p + "o_proj", role="out", rows=h, columns=self.num_heads * d, shard="row"),
+        ]
+        if self.qk_norm == "head":
+            out += [vector(p + "q_norm", "norm", d), vector(p + "k_norm", "norm", d)]
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return (CacheEntry(kind="kv", heads=self.num_kv_heads, elements=2 * self.head_dim, needs_encoder=True),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention:
+    """DeepSeek V4's attention: one shared K=V vector per token, compressed beyond a short window.
+
+    Every layer attends to the last `window` tokens. With compress_ratio > 1 it also attends to one
+    compressed vector per `compress_ratio` tokens; with an indexer only to the `top_k` best of them
+    (compressed tokens, ratio 4), without one to all of them (ratio 128).
+
+    q_lora_rank    the query's low rank; o_groups × o_lora_rank: the grouped low-rank output
+    compress_ratio 0: window only
+    overlap        the compressor looks at two neighbouring groups (twice the width)
+    """
+
+    kind: ClassVar[str] = "compressed"
+    num_heads: int
+    head_dim: int
+    rope_head_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    window: int
+    compress_ratio: int = 0
+    overlap: bool = False
+    indexer: SparseIndexer | None = None
+
+    @property
+    def compressor_width(self) -> int:
+        """Channels of one compressor projection."""
+        return self.head_dim * (2 if self.overlap else 1)
+
+    def _compressor(self, prefix: str, hidden_size: int, width: int, head_dim: int) -> list[WeightTensor]:
+        return [
+            WeightTensor(name=prefix + "position_bias", role="attn", rows=self.compress_ratio, columns=width,
+                         matmul=False),
+            WeightTensor(name=prefix + "kv_proj", role="indexer", rows=width, columns=hidden_size),
+            WeightTensor(name=prefix + "gate_proj", role="indexer", rows=width, columns=hidden_size),
+            vector(prefix + "kv_norm", "norm", head_dim),
+        ]
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        h, p, q_width = hidden_size, "self_attn.", self.num_heads * self.head_dim
+        out = [
+            vector(p + "sinks", "attn", self.num_heads, shard="column"),
+            WeightTensor(name=p + "q_a_proj", role="qkv", rows=self.q_lora_rank, columns=h),
+            vector(p + "q_a_norm", "norm", self.q_lora_rank),
+            WeightTensor(name=p + "q_b_proj", role="qkv", rows=q_width, columns=self.q_lora_rank, shard="column"),
+            WeightTensor(name=p + "kv_proj", role="qkv", rows=self.head_dim, columns=h),
+            vector(p + "kv_norm", "norm", self.head_dim),
+            WeightTensor(name=p + "o_a_proj", role="out", rows=self.o_groups * self.o_lora_rank,
+                         columns=q_width // self.o_groups, shard="column"),
+            WeightTensor(name=p + "o_b_proj", role="out", rows=h, columns=self.o_groups * self.o_lora_rank,
+                         shard="row"),
+        ]
+        if self.compress_ratio:
+            out += self._compressor(p + "compressor.", h, self.compressor_width, self.head_dim)
+        ix = self.indexer
+        if ix is not None:
+            q = p + "compressor.indexer."
+            out += self._compressor(q, h, ix.head_dim * (2 if self.overlap else 1), ix.head_dim)
+            out += [
+                WeightTensor(name=q + "q_b_proj", role="indexer", rows=ix.num_heads * ix.head_dim,
+                             columns=self.q_lora_rank),
+                WeightTensor(name=q + "weights_proj", role="indexer", rows=ix.num_heads, columns=h),
+            ]
+        return tuple(out)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        # vLLM's packed layout: the part without rope in fp8 with one byte of scale per 64 (and one of
+        # padding), the rope part at 16 bits: 448 + 128 + 8 = 584 bytes.
+        nope = self.head_dim - self.rope_head_dim
+        packed = nope + 2 * self.rope_head_dim + -(-nope // 64) + 1
+        entries = [CacheEntry(kind="latent", heads=1, elements=self.head_dim, window=self.window,
+                              packed_fp8_bytes=packed)]
+        if self.compress_ratio:
+            entries.append(CacheEntry(kind="latent", heads=1, elements=self.head_dim,
+                                      tokens_per_entry=self.compress_ratio, packed_fp8_bytes=packed))
+            entries.append(self._pending(self.compressor_width))
+        if self.indexer is not None:
+            d = self.indexer.head_dim
+            entries.append(CacheEntry(kind="index", heads=1, elements=d + 4 * -(-d // 128), bits=8,
+                                      tokens_per_entry=self.compress_ratio, fp8_capable=False))
+            entries.append(self._pending(d * (2 if self.overlap else 1)))
+        return tuple(entries)
+
+    def _pending(self, width: int) -> CacheEntry:
+        """The compressor's inputs and scores (fp32) of the tokens that are not compressed yet."""
+        span = self.compress_ratio * (2 if self.overlap else 1)
+        return CacheEntry(kind="latent", heads=1, elements=2 * width, window=span, bits=32, fp8_capable=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelMixers:
+    """Two mixers on the same input whose outputs are added (Falcon-H1: attention and Mamba 2)."""
+
+    kind: ClassVar[str] = "parallel"
+    branches: tuple[GroupedQueryAttention | Mamba2, ...]
+
+    def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
+        return tuple(t for branch in self.branches for t in branch.tensors(hidden_size))
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return tuple(e for branch in self.branches for e in branch.cache())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,4 +604,7 @@ class NoMixer:
         return ()
 
 
-Mixer = GroupedQueryAttention | LatentAttention | GatedDeltaNet | Mamba2 | NoMixer
+Mixer = (
+    GroupedQueryAttention | LatentAttention | CompressedAttention | CrossAttention | GatedDeltaNet
+    | KimiDeltaAttention | LightningAttention | Mamba1 | Mamba2 | ShortConvolution | ParallelMixers | NoMixer
+)
