@@ -1,0 +1,234 @@
+"""A Deployment from names and flags, each unset flag resolved to the engine version's default.
+
+The rules follow vLLM's engine/arg_utils.py and config/ (0.32): what is unset depends on the device, the
+model and the flags that are set; what contradicts itself is refused as the engine would refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from bstar.codec.engine_values import AUTO_LENGTH
+from bstar.errors import SpecError
+from bstar.specs.deployment import Deployment
+from bstar.specs.engine import EngineSettings
+from bstar.specs.formats import FP32, TensorFormat, kv_format, tensor_format
+from bstar.specs.model import ModelSpec, WeightFormats
+from bstar.specs.parallel import ParallelSpec
+
+if TYPE_CHECKING:
+    from bstar.catalog.engines import EngineDefaults
+    from bstar.specs.device import DeviceSpec
+
+
+def build_deployment(
+    model: str | ModelSpec,
+    gpu: str | DeviceSpec,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    attention_dp: int = 1,
+    ep: int | None = None,
+    dcp: int = 1,
+    enable_expert_parallel: bool = False,
+    weight_dtype: str | None = None,
+    dtype: str | None = None,
+    kv_cache_dtype: str | None = None,
+    model_overrides: Mapping[str, int] | None = None,
+    gpu_memory_bytes: int | None = None,
+    bandwidth_bytes_per_s: float | None = None,
+    price_usd_per_hour: float | None = None,
+    engine: str = "vllm",
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    gpu_memory_utilization: float | None = None,
+    block_size: int | None = None,
+    enable_prefix_caching: bool | None = None,
+    enable_chunked_prefill: bool | None = None,
+    async_scheduling: bool | None = None,
+    enforce_eager: bool = False,
+    cudagraph_max_size: int | None = None,
+    long_prefill_token_threshold: int | None = None,
+    scheduling_policy: Literal["fcfs", "priority"] | None = None,
+    num_gpu_blocks_override: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    num_speculative_tokens: int = 0,
+    performance_mode: str | None = None,
+    unmodelled: Sequence[str] = (),
+) -> Deployment:
+    """One replica of `engine` ("vllm", "sglang@0.5.3", …) serving `model` on `gpu`.
+
+    model, gpu              names (see `resolve_model`, `get_device`) or specs
+    ep                      expert-parallel ranks; None: tp · attention_dp with `enable_expert_parallel`, else 1
+    dp                      with vLLM and a MoE model this is attention_dp: the engine shares the experts
+    dtype                   of unquantized tensors and of the cache: bf16, fp16, fp32
+    max_model_len           tokens; None the model's longest, -1 that too (the caller fits it to the memory)
+    gpu_memory_bytes, …     replace the catalog's figure of the device
+    Raises SpecError, NotInCatalogError or ConfigError, each naming the flag and the remedy.
+    """
+    from bstar.catalog.devices import get_device, with_overrides
+    from bstar.catalog.engines import engine_defaults
+    from bstar.codec.resolve import resolve_model, with_weight_dtype
+
+    if isinstance(model, str):
+        spec = resolve_model(model, weight_dtype=weight_dtype, overrides=model_overrides)
+    else:
+        spec = model if weight_dtype is None else with_weight_dtype(model, weight_dtype)
+    if dtype is not None and dtype != "auto":
+        spec = with_dtype(spec, dtype)
+    device = with_overrides(
+        get_device(gpu) if isinstance(gpu, str) else gpu, memory_bytes=gpu_memory_bytes,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s, price_usd_per_hour=price_usd_per_hour)
+    name, _, version = engine.partition("@")
+    defaults = engine_defaults(name, version.removeprefix("v") or None, device, world_size=max(1, tp * pp))
+    parallel = _parallel(spec, defaults.engine, tp=tp, pp=pp, dp=dp, attention_dp=attention_dp, ep=ep, dcp=dcp,
+                         enable_expert_parallel=enable_expert_parallel)
+    length = _max_model_len(spec, max_model_len)
+    chunked = defaults.enable_chunked_prefill if enable_chunked_prefill is None else enable_chunked_prefill
+    seqs, budget = _batch_limits(
+        defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
+        factor=2 if performance_mode == "throughput" else 1)
+    kv_name = kv_cache_dtype or "auto"
+    kv_format(kv_name, model_dtype=spec.dtype)
+    settings = EngineSettings(
+        name=defaults.engine,  # type: ignore[arg-type]
+        version=defaults.version,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=length,
+        gpu_memory_utilization=(
+            defaults.gpu_memory_utilization if gpu_memory_utilization is None else gpu_memory_utilization),
+        block_size=block_size if block_size is not None else _block_size(spec, defaults),
+        kv_cache_dtype=kv_name,
+        enable_prefix_caching=_prefix_caching(spec, defaults, enable_prefix_caching),
+        enable_chunked_prefill=chunked,
+        async_scheduling=defaults.async_scheduling if async_scheduling is None else async_scheduling,
+        enforce_eager=enforce_eager,
+        cudagraph_max_size=_cudagraph_max_size(
+            defaults, seqs, budget, enforce_eager=enforce_eager, asked=cudagraph_max_size,
+            query_tokens=1 + num_speculative_tokens),
+        long_prefill_token_threshold=(
+            defaults.long_prefill_token_threshold if long_prefill_token_threshold is None
+            else long_prefill_token_threshold),
+        scheduling_policy=scheduling_policy or defaults.scheduling_policy,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        num_speculative_tokens=num_speculative_tokens,
+        unmodelled=tuple(unmodelled),
+    )
+    return Deployment(model=spec, device=device, parallel=parallel, engine=settings)
+
+
+def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
+    """`model` with its unquantized tensors in `dtype` ("bf16", "fp16", "fp32" or an engine's spelling)."""
+    fmt = tensor_format(dtype)
+    if fmt.is_quantized:
+        raise SpecError(f"dtype: {dtype!r} is no dtype of unquantized tensors; use bf16, fp16 or fp32, "
+                        "or --weight-dtype for quantized weights")
+    if fmt.name == model.dtype:
+        return model
+
+    def plain(found: TensorFormat) -> TensorFormat:
+        return found if found.is_quantized or found == FP32 else fmt
+
+    def change(formats: WeightFormats) -> WeightFormats:
+        return replace(formats, base=plain(formats.base), default=plain(formats.default),
+                       overrides=tuple((name, plain(f)) for name, f in formats.overrides))
+
+    return replace(
+        model, dtype=fmt.name, layers=tuple(replace(g, formats=change(g.formats)) for g in model.layers),
+        outer_formats=change(model.outer_formats), checkpoint_weight_bytes=None,
+        blocks=tuple(replace(b, format=plain(b.format)) for b in model.blocks),
+        weight_dtype=fmt.name if model.weight_dtype in ("bf16", "fp16") else model.weight_dtype)
+
+
+def _parallel(
+    model: ModelSpec, engine: str, *, tp: int, pp: int, dp: int, attention_dp: int, ep: int | None, dcp: int,
+    enable_expert_parallel: bool,
+) -> ParallelSpec:
+    """The layout as the engine makes it of its flags."""
+    if model.is_moe and engine == "vllm" and dp > 1:
+        if attention_dp > 1:
+            raise SpecError("dp: give --dp or --attention-dp, not both: vLLM's --data-parallel-size of a MoE model "
+                            "is data-parallel attention over shared experts")
+        dp, attention_dp = 1, dp
+    if ep is None:
+        ep = tp * attention_dp if enable_expert_parallel and model.is_moe else 1
+    if ep > 1 and not model.is_moe:
+        raise SpecError(f"ep: {model.name} has no experts to spread; leave --ep out")
+    return ParallelSpec(tp=tp, pp=pp, dp=dp, attention_dp=attention_dp, ep=ep, dcp=dcp)
+
+
+def _max_model_len(model: ModelSpec, asked: int | None) -> int:
+    if asked is None or asked == AUTO_LENGTH:
+        return model.max_context_tokens
+    if asked > model.max_context_tokens:
+        raise SpecError(
+            f"max_model_len: {asked} is more than the {model.max_context_tokens} tokens of {model.name}'s config; "
+            f"lower it, or say --max-context {asked} if the model is used beyond its config")
+    return asked
+
+
+def _batch_limits(
+    defaults: EngineDefaults, max_model_len: int, max_num_seqs: int | None, max_num_batched_tokens: int | None, *,
+    chunked: bool, factor: int,
+) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens): vLLM's rules for what is unset and what contradicts."""
+    seqs = max_num_seqs if max_num_seqs is not None else defaults.max_num_seqs * factor
+    if max_num_batched_tokens is None:
+        budget = defaults.max_num_batched_tokens * factor
+        if not chunked:
+            budget = max(budget, max_model_len)
+        budget = min(budget, max(1, seqs) * max_model_len)
+    else:
+        budget = max_num_batched_tokens
+    if max_num_seqs is None:
+        seqs = min(seqs, max(1, budget))
+    if defaults.engine == "vllm":
+        if budget < max_model_len and not chunked:
+            raise SpecError(f"max_num_batched_tokens: {budget} is less than max_model_len {max_model_len} and chunked "
+                            "prefill is off; raise it, lower --max-model-len or enable chunked prefill")
+        if budget < seqs:
+            raise SpecError(f"max_num_batched_tokens: {budget} is less than max_num_seqs {seqs}; "
+                            "every sequence takes a token of each step: raise one or lower the other")
+    return seqs, budget
+
+
+def _has_state(model: ModelSpec) -> bool:
+    return any(e.kind == "state" for g in model.layers for e in g.mixer.cache())
+
+
+def _attention_kind(model: ModelSpec) -> Literal["gqa", "mla", "sparse-mla", "compressed"]:
+    """The kind that decides the engine's default KV block size."""
+    entries = [e for g in model.layers for e in g.mixer.cache()]
+    if any(e.tokens_per_entry > 1 for e in entries):
+        return "compressed"
+    if any(e.kind == "index" for e in entries):
+        return "sparse-mla"
+    return "mla" if any(e.kind == "latent" for e in entries) else "gqa"
+
+
+def _block_size(model: ModelSpec, defaults: EngineDefaults) -> int | None:
+    # With state layers vLLM grows the attention block until its page is as large as a state.
+    return None if _has_state(model) and defaults.engine == "vllm" else defaults.kv_block_size(_attention_kind(model))
+
+
+def _prefix_caching(model: ModelSpec, defaults: EngineDefaults, asked: bool | None) -> bool:
+    if asked is not None:
+        return asked
+    return defaults.enable_prefix_caching and (defaults.hybrid_prefix_caching or not _has_state(model))
+
+
+def _cudagraph_max_size(
+    defaults: EngineDefaults, max_num_seqs: int, max_num_batched_tokens: int, *, enforce_eager: bool,
+    asked: int | None, query_tokens: int,
+) -> int:
+    if enforce_eager:
+        return 0
+    if asked is not None:
+        return min(asked, max_num_batched_tokens)
+    return defaults.cudagraph_max_size(max_num_seqs, max_num_batched_tokens, query_tokens=query_tokens)

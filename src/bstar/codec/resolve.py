@@ -1,0 +1,187 @@
+"""From what a user calls a model to a ModelSpec: catalog name, Hub id, path, folder, GGUF, or the Hub itself.
+
+    what was given                             where the description comes from
+    ─────────────────────────────────────────  ───────────────────────────────────────────────
+    ./x.json, /dir, ~/dir, x.gguf, org/dir     the file or folder, when it looks like a path or exists
+    llama-3.1-8b, meta-llama/Llama-3.1-8B-FP8  the catalog (last path component, case and org ignored)
+    org/name                                   the Hub, when the network is there
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bstar.codec import by_hand
+from bstar.errors import ConfigError, NotInCatalogError, UnsupportedArchitectureError
+from bstar.specs.formats import TensorFormat, tensor_format
+from bstar.specs.model import ModelSpec
+
+_REMEDY = "give a catalog name (bstar catalog models), a path to a config.json, or --layers, --hidden-size, …"
+
+
+def resolve_model(
+    text: str, *, weight_dtype: str | None = None, overrides: Mapping[str, int] | None = None
+) -> ModelSpec:
+    """The model called `text`, its GEMM weights in `weight_dtype` where one is given.
+
+    overrides   by-hand sizes (`layers`, `hidden_size`, `kv_heads`, …) that replace the config's, or
+                describe a model that no config describes
+    Raises ConfigError, UnsupportedArchitectureError or NotInCatalogError, each with its remedy.
+    """
+    name = text.strip()
+    if not name or "\0" in name:
+        raise ConfigError(f"model: the name is empty or holds a zero byte; {_REMEDY}")
+    path = _local_path(name)
+    model, hint = (_from_path(path, overrides), None) if path is not None else _from_name(name, overrides)
+    wanted = weight_dtype if weight_dtype is not None else hint
+    return with_weight_dtype(model, wanted) if wanted is not None else model
+
+
+def with_weight_dtype(model: ModelSpec, weight_dtype: str) -> ModelSpec:
+    """`model` with its GEMM weights stored as `weight_dtype`.
+
+    A checkpoint that already is of that kind (same width, same compute dtype) keeps its own formats: a
+    block-scaled fp8 checkpoint asked for as fp8 stays block-scaled, its unquantized layers unquantized.
+    """
+    wanted = tensor_format(weight_dtype)
+    if any(_same_kind(wanted, g.formats.default) for g in model.layers):
+        return model
+    changed = model.with_weight_format(wanted)
+    if wanted.bits == 16 and wanted.name in ("bf16", "fp16"):
+        changed = replace(changed, dtype=wanted.name)
+    return changed
+
+
+def _same_kind(wanted: TensorFormat, found: TensorFormat) -> bool:
+    if not wanted.is_quantized:
+        return wanted.name == found.name
+    return (wanted.bits, wanted.compute_dtype) == (found.bits, found.compute_dtype)
+
+
+def _local_path(name: str) -> Path | None:
+    """The path that `name` means, or None where it is a catalog name or Hub id."""
+    path = Path(name).expanduser()
+    if name.startswith(("/", "./", "../", "~")) or name in (".", "..") or path.is_absolute():
+        return path
+    if name.lower().endswith((".json", ".gguf", ".safetensors")):
+        return path
+    # Like the engines: a folder that exists wins over a Hub id of the same spelling, a bare word does not.
+    separators = "/" if os.sep == "/" else "/" + os.sep
+    try:
+        if any(s in name for s in separators) and path.exists():
+            return path
+        if path.is_dir() and (path / "config.json").is_file() and not _in_catalog(name):
+            return path
+    except OSError as error:
+        raise ConfigError(f"model: {name[:80]!r} is neither a name nor a path ({error.strerror}); {_REMEDY}") from None
+    return None
+
+
+def _in_catalog(name: str) -> bool:
+    from bstar.catalog.models import get_entry
+
+    return get_entry(name) is not None
+
+
+def _from_path(path: Path, overrides: Mapping[str, int] | None) -> ModelSpec:
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"model: {str(path)[:120]!r} cannot be read ({error.strerror})") from None
+    if path.suffix.lower() == ".gguf":
+        from bstar.codec.checkpoint import read_gguf
+
+        return read_gguf(path)
+    if path.suffix.lower() == ".safetensors":
+        return _from_path(path.parent, overrides)
+    config_path = path / "config.json" if is_folder else path
+    if is_folder and not _exists(config_path):
+        single = sorted(path.glob("*.gguf"))
+        if single:
+            return _from_path(single[0], overrides)
+        raise ConfigError(f"model: the folder {str(path)!r} has no config.json and no .gguf file; {_REMEDY}")
+    from bstar.codec.safe_json import read_json
+
+    config = read_json(config_path, what="config.json")
+    quant_path = config_path.with_name(config_path.name.replace("config.json", "hf_quant_config.json"))
+    quant = (
+        read_json(quant_path, what="hf_quant_config.json")
+        if quant_path != config_path and _exists(quant_path) else None
+    )
+    name = path.resolve().name if is_folder else _name_of(config_path)
+    model = _parse(config, quant, name=name, source=str(config_path), overrides=overrides)
+    return _with_checkpoint(model, path) if is_folder and not overrides else model
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _name_of(path: Path) -> str:
+    """A folder's name for …/x/config.json, the stem's for org--name_config.json."""
+    stem = path.stem.removesuffix("config").rstrip("_-.")
+    return stem.rpartition("--")[2] or path.resolve().parent.name or "model"
+
+
+def _with_checkpoint(model: ModelSpec, folder: Path) -> ModelSpec:
+    """The exact bytes of the folder's safetensors files, where it has them."""
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.safetensors.index.json")):
+        return model
+    from bstar.codec.checkpoint import read_safetensors_folder
+
+    return replace(model, checkpoint_weight_bytes=read_safetensors_folder(folder).total_bytes)
+
+
+def _from_name(name: str, overrides: Mapping[str, int] | None) -> tuple[ModelSpec, str | None]:
+    from bstar.catalog.models import get_entry
+
+    entry = get_entry(name)
+    if entry is not None:
+        model = _parse(entry.config, entry.hf_quant_config, name=entry.id, source=entry.source, overrides=overrides)
+        return model, entry.weight_format_hint
+    from bstar.codec.hub import HUB_ID, fetch_config
+
+    if overrides and by_hand.describes_a_model(overrides):
+        return _by_hand(name, overrides), None
+    if HUB_ID.match(name):
+        config, quant, address = fetch_config(name)
+        return _parse(config, quant, name=name.rpartition("/")[2], source=address, overrides=overrides), None
+    raise NotInCatalogError("model", name[:120], suggestions=_suggestions(name), remedy=_REMEDY)
+
+
+def _suggestions(name: str) -> tuple[str, ...]:
+    from difflib import get_close_matches
+
+    from bstar.catalog.models import entry_ids
+
+    return tuple(get_close_matches(name.rpartition("/")[2].lower(), entry_ids(), n=3, cutoff=0.6))
+
+
+def _parse(
+    config: Mapping[str, Any], quant: Mapping[str, Any] | None, *, name: str, source: str,
+    overrides: Mapping[str, int] | None,
+) -> ModelSpec:
+    from bstar.codec.hf_config import model_from_config
+
+    if not overrides:
+        return model_from_config(config, name=name, source=source, hf_quant_config=quant)
+    changed = by_hand.overridden(config, overrides)
+    try:
+        return model_from_config(changed, name=name, source=source, hf_quant_config=quant)
+    except UnsupportedArchitectureError:
+        if not by_hand.describes_a_model(overrides):
+            raise
+        return _by_hand(name, overrides)
+
+
+def _by_hand(name: str, sizes: Mapping[str, int]) -> ModelSpec:
+    from bstar.codec.hf_config import model_from_config
+
+    return model_from_config(by_hand.described(sizes), name=name, source="described by hand")

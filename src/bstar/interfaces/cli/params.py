@@ -1,0 +1,111 @@
+"""Option types: sizes, rates, counts and lists that are parsed with their units, and the shared option groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from bstar import units
+from bstar.codec.by_hand import KEYS, flag_name
+from bstar.codec.engine_values import engine_int, max_model_len
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Parsed(click.ParamType):
+    """An option whose text goes through one of bstar's parsers; the parser's own message is the error."""
+
+    def __init__(self, name: str, parse: Callable[..., Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        field = max(param.opts, key=len) if param is not None and param.opts else self.name
+        return self._parse(value, field=field)
+
+
+SIZE = Parsed("size", units.parse_bytes)
+SECONDS = Parsed("time", units.parse_seconds)
+RATE = Parsed("rate", units.parse_rate)
+COUNT = Parsed("n", units.parse_count)
+ENGINE_INT = Parsed("n", engine_int)
+MODEL_LEN = Parsed("n|auto", max_model_len)
+
+
+def _positive_counts(text: str, *, field: str) -> tuple[int, ...]:
+    found = tuple(units.parse_count(part, field=field) for part in text.split(",") if part.strip())
+    if not found or min(found) < 1:
+        raise units.UnitError(f"{field}: {text!r} must be one or more whole numbers of at least 1, like 512,2048")
+    return found
+
+
+COUNTS = Parsed("n[,n…]", _positive_counts)
+
+
+def _positive_count(text: str, *, field: str) -> int:
+    found = units.parse_count(text, field=field)
+    if found < 1:
+        raise units.UnitError(f"{field}: must be a whole number of at least 1, is {text!r}")
+    return found
+
+
+POSITIVE = Parsed("n", _positive_count)
+
+
+def _bandwidth(text: str, *, field: str) -> float:
+    return float(units.parse_bytes(text.strip().removesuffix("/s"), field=field))
+
+
+BANDWIDTH = Parsed("size/s", _bandwidth)
+
+
+def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator from several, the first on top in --help."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, and nothing else.")
+units_option = click.option(
+    "--units", type=click.Choice(["both", "si", "iec"]), default="both", show_default=True,
+    help="Print sizes in GB (si), GiB (iec) or both.")
+
+dtype_options = apply(
+    click.option("--weight-dtype", metavar="D", help="bf16, fp8, int8, int4, nvfp4, mxfp4, w4a16 …; default: the checkpoint's."),
+    click.option("--kv-cache-dtype", "--kv-dtype", "kv_cache_dtype", metavar="D", default=None,
+                 help="auto, bf16, fp8, nvfp4 …; default: the checkpoint's."),
+)
+
+_HELP = {
+    "layers": "Decoder layers.", "hidden_size": "Width of the residual stream.", "heads": "Query heads.",
+    "kv_heads": "KV heads (default: --heads).", "head_dim": "Width of a head (default: hidden / heads).",
+    "intermediate_size": "Width of a dense FFN.", "vocab_size": "Vocabulary rows.", "experts": "Routed experts a layer.",
+    "experts_per_token": "Experts a token takes.", "moe_intermediate_size": "Width of one expert.",
+    "shared_experts": "Experts that every token takes.", "dense_layers": "First layers with a dense FFN.",
+    "kv_lora_rank": "MLA: width of the latent.", "q_lora_rank": "MLA: rank of the query.",
+    "qk_nope_head_dim": "MLA.", "qk_rope_head_dim": "MLA.", "v_head_dim": "MLA: width of a value head.",
+    "sliding_window": "Tokens that a layer sees.", "max_context": "Longest context in tokens.",
+    "tie_embeddings": "1: the head is the embedding table.",
+}  # fmt: skip
+
+by_hand_options = apply(*(
+    click.option(flag_name(key), "hand_" + key, type=COUNT, metavar="N", help="By hand: " + _HELP[key],
+                 hidden=key in ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+                                "dense_layers", "tie_embeddings"))
+    for key in KEYS
+))
+
+
+def take_by_hand(options: dict[str, Any]) -> dict[str, int] | None:
+    """Remove the by-hand sizes from `options` and return those that were given."""
+    given = {key: options.pop("hand_" + key, None) for key in KEYS}
+    return {key: value for key, value in given.items() if value is not None} or None
