@@ -7,34 +7,52 @@ from typing import Literal
 
 from bstar.errors import SpecError
 
+LengthKind = Literal["fixed", "uniform", "normal", "lognormal", "exponential", "empirical"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthDistribution:
     """A distribution of token counts, by its parameters.
 
-    kind      "fixed" (value), "uniform" (low..high inclusive), "normal" (mean, cv),
-              "lognormal" (mean, cv), "empirical" (values)
+    kind      "fixed" (mean), "uniform" (low..high inclusive), "normal" and "lognormal" (location,
+              spread), "exponential" (location), "empirical" (values)
+    mean, cv  of the distribution as drawn: after clipping to [low, high] where that is asked for
+    low, high the range of a uniform; elsewhere the bounds that draws are clipped to (0: none, at least 1)
+    location, spread  of the curve under the clipping: μ and σ of the normal, or of ln X of the lognormal;
+              the mean of the exponential
+    Build one with `bstar.traffic.lengths.parse_lengths`.
     """
 
-    kind: Literal["fixed", "uniform", "normal", "lognormal", "empirical"]
+    kind: LengthKind
     mean: float
     cv: float = 0.0
     low: int = 0
     high: int = 0
+    location: float = 0.0
+    spread: float = 0.0
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.mean > 0:
-            raise SpecError(f"length: the mean must be positive, is {self.mean}")
-        if self.cv < 0:
+        if not self.mean > 0 or self.mean == float("inf"):
+            raise SpecError(f"length: the mean must be positive and finite, is {self.mean}")
+        if not self.cv >= 0 or self.cv == float("inf"):
             raise SpecError(f"length: cv must not be negative, is {self.cv}")
         if self.kind == "uniform" and not 0 < self.low <= self.high:
             raise SpecError(f"length: uniform needs 1 ≤ low ≤ high, has {self.low}-{self.high}")
+        if self.kind == "empirical" and not self.values:
+            raise SpecError("length: an empirical distribution needs at least one value")
+        if self.kind != "uniform" and self.high and self.high < max(self.low, 1):
+            raise SpecError(f"length: max {self.high} is below min {max(self.low, 1)}")
 
     @property
     def second_moment(self) -> float:
         """E[X²] in tokens²."""
         return self.mean * self.mean * (1.0 + self.cv * self.cv)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every draw is the same."""
+        return self.cv == 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +77,23 @@ class Workload:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if self.rate_per_s is not None and not self.rate_per_s > 0:
-            raise SpecError(f"rate: must be positive, is {self.rate_per_s}")
+        if self.rate_per_s is not None and not 0 < self.rate_per_s < float("inf"):
+            raise SpecError(f"rate: must be positive and finite, is {self.rate_per_s}")
         if self.concurrency is not None and self.concurrency < 1:
             raise SpecError(f"concurrency: must be at least 1, is {self.concurrency}")
-        if not self.burstiness > 0:
-            raise SpecError(f"burstiness: must be positive, is {self.burstiness}")
+        if self.rate_per_s is not None and self.concurrency is not None:
+            raise SpecError("concurrency: a load is an open loop (rate) or a closed loop (concurrency); give one")
+        if not 0 < self.burstiness < float("inf"):
+            raise SpecError(f"burstiness: must be positive and finite, is {self.burstiness}")
+        if self.prefix_tokens < 0:
+            raise SpecError(f"prefix tokens: must not be negative, is {self.prefix_tokens}")
         if not 0 <= self.prefix_hit_fraction <= 1:
             raise SpecError(f"prefix hit fraction: must be in [0, 1], is {self.prefix_hit_fraction}")
+
+    @property
+    def gap_cv_squared(self) -> float:
+        """Squared coefficient of variation of the gaps between arrivals, 1/burstiness."""
+        return 1.0 / self.burstiness
 
     @property
     def mean_decode_context_tokens(self) -> float:

@@ -1,1 +1,1 @@
-
+"""Traffic: length distributions and request traces."""
