@@ -1,0 +1,155 @@
+"""The launch command of a deployment, for each engine: what differs from the engine version's defaults."""
+
+from __future__ import annotations
+
+import shlex
+
+from bstar.codec.engine_settings import ONLINE_QUANTIZATION
+from bstar.errors import NotInCatalogError, SpecError
+from bstar.specs.deployment import Deployment
+
+_ONLINE = {fmt: method for method, fmt in reversed(ONLINE_QUANTIZATION.items())}
+
+
+def format_command(deployment: Deployment, *, model: str | None = None) -> str:
+    """The command that launches `deployment`, on one line.
+
+    model   what to serve; default: the catalog entry's Hub id, else the model's name. A weight format that
+            the engine cannot make while loading is left as a comment: it needs a checkpoint of its own.
+    """
+    name = model or _hub_id(deployment.model.name)
+    builders = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+    words = builders[deployment.engine.name](deployment, name)
+    online, comment = _quantization(deployment)
+    if online is not None:
+        words += ["--quantization", online]
+    words += deployment.engine.unmodelled
+    command = " ".join(word if " " in word and word.startswith("-") else shlex.quote(word) for word in words)
+    return f"{command}  # {comment}" if comment else command
+
+
+def _hub_id(name: str) -> str:
+    from bstar.catalog.models import get_entry
+
+    entry = get_entry(name)
+    return entry.hub_id if entry is not None else name
+
+
+def _quantization(deployment: Deployment) -> tuple[str | None, str | None]:
+    """(--quantization value, remark) where the weights are not as the catalog's checkpoint stores them."""
+    from bstar.codec.resolve import resolve_model
+
+    wanted = deployment.model.weight_dtype
+    try:
+        own = resolve_model(deployment.model.name).weight_dtype
+    except (NotInCatalogError, SpecError):
+        return None, None
+    except Exception:
+        return None, None
+    if wanted in (own, "bf16", "fp16"):
+        return None, None
+    if deployment.engine.name == "trtllm" or (deployment.engine.name == "sglang" and wanted != "fp8"):
+        return None, f"needs a {wanted} checkpoint"
+    method = _ONLINE.get(wanted)
+    return (method, None) if method is not None else (None, f"needs a {wanted} checkpoint")
+
+
+def _vllm(d: Deployment, model: str) -> list[str]:
+    from bstar.catalog.engines import engine_defaults
+
+    e, p = d.engine, d.parallel
+    defaults = engine_defaults(e.name, e.version, d.device, world_size=p.tp * p.pp)
+    words = ["vllm", "serve", model]
+    dp = p.dp * p.attention_dp
+    for flag, value in (("tensor-parallel-size", p.tp), ("pipeline-parallel-size", p.pp),
+                        ("data-parallel-size", dp), ("decode-context-parallel-size", p.dcp)):
+        if value > 1:
+            words += [f"--{flag}", str(value)]
+    if p.ep > 1:
+        if p.ep != p.tp * p.attention_dp:
+            raise SpecError(f"ep: vLLM spreads experts over all tp · dp = {p.tp * p.attention_dp} ranks or none, "
+                            f"not over {p.ep}")
+        words.append("--enable-expert-parallel")
+    words += ["--max-model-len", str(e.max_model_len), "--max-num-seqs", str(e.max_num_seqs),
+              "--max-num-batched-tokens", str(e.max_num_batched_tokens),
+              "--gpu-memory-utilization", f"{e.gpu_memory_utilization:g}"]
+    if e.kv_cache_dtype != "auto":
+        words += ["--kv-cache-dtype", e.kv_cache_dtype]
+    if e.block_size is not None and e.block_size != defaults.block_size:
+        words += ["--block-size", str(e.block_size)]
+    for name, wanted, default in (
+        ("enable-prefix-caching", e.enable_prefix_caching, defaults.enable_prefix_caching),
+        ("enable-chunked-prefill", e.enable_chunked_prefill, defaults.enable_chunked_prefill),
+        ("async-scheduling", e.async_scheduling, defaults.async_scheduling),
+    ):
+        if wanted != default:
+            words.append(f"--{name}" if wanted else f"--no-{name}")
+    words += _vllm_graphs(d, defaults.cudagraph_max_size(
+        e.max_num_seqs, e.max_num_batched_tokens, query_tokens=1 + e.num_speculative_tokens))
+    if e.long_prefill_token_threshold != defaults.long_prefill_token_threshold:
+        words += ["--long-prefill-token-threshold", str(e.long_prefill_token_threshold)]
+    if e.scheduling_policy != defaults.scheduling_policy:
+        words += ["--scheduling-policy", e.scheduling_policy]
+    if e.num_gpu_blocks_override is not None:
+        words += ["--num-gpu-blocks-override", str(e.num_gpu_blocks_override)]
+    if e.kv_cache_memory_bytes is not None:
+        words += ["--kv-cache-memory-bytes", str(e.kv_cache_memory_bytes)]
+    return words
+
+
+def _vllm_graphs(d: Deployment, default: int) -> list[str]:
+    e = d.engine
+    if e.enforce_eager:
+        return ["--enforce-eager"]
+    if e.cudagraph_max_size == default:
+        return []
+    if e.cudagraph_max_size == 0:
+        return ["--compilation-config", '{"cudagraph_mode": "NONE"}']
+    return ["--max-cudagraph-capture-size", str(e.cudagraph_max_size)]
+
+
+def _sglang(d: Deployment, model: str) -> list[str]:
+    e, p = d.engine, d.parallel
+    words = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    ranks = p.tp * p.attention_dp
+    if ranks > 1:
+        words += ["--tp-size", str(ranks)]
+    if p.pp > 1:
+        words += ["--pp-size", str(p.pp)]
+    if p.attention_dp > 1:
+        words += ["--dp-size", str(p.attention_dp), "--enable-dp-attention"]
+    elif p.dp > 1:
+        words += ["--dp-size", str(p.dp)]
+    if p.ep > 1:
+        words += ["--ep-size", str(p.ep)]
+    words += ["--context-length", str(e.max_model_len), "--max-running-requests", str(e.max_num_seqs),
+              "--chunked-prefill-size", str(e.max_num_batched_tokens if e.enable_chunked_prefill else -1),
+              "--mem-fraction-static", f"{e.gpu_memory_utilization:g}"]
+    if e.kv_cache_dtype != "auto":
+        words += ["--kv-cache-dtype", "fp8_e4m3" if e.kv_cache_dtype == "fp8" else e.kv_cache_dtype]
+    if e.block_size not in (None, 1):
+        words += ["--page-size", str(e.block_size)]
+    if not e.enable_prefix_caching:
+        words.append("--disable-radix-cache")
+    if not e.async_scheduling:
+        words.append("--disable-overlap-schedule")
+    if e.enforce_eager:
+        words.append("--disable-cuda-graph")
+    if e.num_gpu_blocks_override is not None:
+        words += ["--max-total-tokens", str(e.num_gpu_blocks_override * (e.block_size or 1))]
+    return words
+
+
+def _trtllm(d: Deployment, model: str) -> list[str]:
+    e, p = d.engine, d.parallel
+    words = ["trtllm-serve", "serve", model]
+    ranks = p.tp * p.attention_dp
+    for flag, value in (("tp_size", ranks), ("pp_size", p.pp), ("ep_size", p.ep)):
+        if value > 1:
+            words += [f"--{flag}", str(value)]
+    words += ["--max_batch_size", str(e.max_num_seqs), "--max_num_tokens", str(e.max_num_batched_tokens),
+              "--max_seq_len", str(e.max_model_len),
+              "--kv_cache_free_gpu_memory_fraction", f"{e.gpu_memory_utilization:g}"]
+    if e.kv_cache_dtype != "auto":
+        words += ["--kv_cache_dtype", e.kv_cache_dtype]
+    return words

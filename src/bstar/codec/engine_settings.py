@@ -1,0 +1,291 @@
+"""What an engine's flags mean to bstar: keywords of `build_deployment`, and a list of what is not modelled.
+
+A handler answers the settings that a flag sets; a flag without one, or whose value only a part of is
+understood, is listed as it was written. Nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bstar.codec.engine_flags import Argument
+from bstar.codec.engine_values import engine_float, engine_int, max_model_len
+from bstar.errors import ConfigError, SpecError
+
+Settings = dict[str, Any]
+# A handler gets the settings so far and the argument; it returns False where the flag has to be listed too.
+Handler = Callable[[Settings, Argument], bool]
+
+_INTEGERS = {
+    "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp",
+    "decode_context_parallel_size": "dcp", "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens", "block_size": "block_size",
+    "num_gpu_blocks_override": "num_gpu_blocks_override", "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "long_prefill_token_threshold": "long_prefill_token_threshold", "max_cudagraph_capture_size": "cudagraph_max_size",
+    "num_speculative_tokens": "num_speculative_tokens",
+}  # fmt: skip
+_SWITCHES = {
+    "enable_prefix_caching": "enable_prefix_caching", "enable_chunked_prefill": "enable_chunked_prefill",
+    "async_scheduling": "async_scheduling", "enforce_eager": "enforce_eager",
+    "enable_expert_parallel": "enable_expert_parallel",
+}  # fmt: skip
+# Quantizations that the engine does while loading; the others say what the checkpoint already is.
+ONLINE_QUANTIZATION = {
+    "fp8": "fp8", "fp8_per_tensor": "fp8", "fp8_per_channel": "fp8_channel", "fp8_per_block": "fp8_block",
+    "mxfp8": "mxfp8", "nvfp4_per_token": "nvfp4", "int8_per_channel_weight_only": "w8a16",
+}  # fmt: skip
+_CHECKPOINT_QUANTIZATION = {
+    "awq": "w4a16", "awq_marlin": "w4a16", "auto_awq": "w4a16", "gptq": "w4a16", "gptq_marlin": "w4a16",
+    "auto_gptq": "w4a16", "modelopt_fp4": "nvfp4", "mxfp4": "mxfp4", "w8a8_fp8": "fp8_channel", "w8a8_int8": "int8",
+}  # fmt: skip
+_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16",
+           "float32": "fp32", "float": "fp32"}  # fmt: skip
+
+
+def integer(key: str) -> Handler:
+    """A handler that stores a whole number under `key`."""
+
+    def handle(settings: Settings, argument: Argument) -> bool:
+        settings[key] = engine_int(_text(argument), field=_name(argument))
+        return True
+
+    return handle
+
+
+def number(key: str) -> Handler:
+    """A handler that stores a decimal number under `key`."""
+
+    def handle(settings: Settings, argument: Argument) -> bool:
+        settings[key] = engine_float(_text(argument), field=_name(argument))
+        return True
+
+    return handle
+
+
+def truth(key: str, *, negate: bool = False) -> Handler:
+    """A handler that stores a switch (or its opposite) under `key`."""
+
+    def handle(settings: Settings, argument: Argument) -> bool:
+        value = argument.value
+        if isinstance(value, str):
+            value = value.strip().lower() in ("true", "1", "yes")
+        settings[key] = bool(value) != negate
+        return True
+
+    return handle
+
+
+def text(key: str) -> Handler:
+    """A handler that stores the value as written under `key`."""
+
+    def handle(settings: Settings, argument: Argument) -> bool:
+        settings[key] = _text(argument)
+        return True
+
+    return handle
+
+
+def apply(handlers: Mapping[str, Handler], arguments: Iterable[Argument]) -> tuple[Settings, list[str], list[str]]:
+    """(settings, unmodelled as written, unknown as written) of the arguments, the last of a flag winning."""
+    settings: Settings = {}
+    unmodelled: list[str] = []
+    unknown: list[str] = []
+    for argument in arguments:
+        if not argument.known:
+            unknown.append(argument.text)
+            continue
+        handler = handlers.get(argument.dest)
+        if handler is None or not handler(settings, argument):
+            unmodelled.append(argument.text)
+    return settings, unmodelled, unknown
+
+
+def _name(argument: Argument) -> str:
+    return argument.text.split(" ", 1)[0]
+
+
+def _text(argument: Argument) -> str:
+    if isinstance(argument.value, str):
+        return argument.value
+    raise ConfigError(f"{_name(argument)}: needs a value in the engine command; write {_name(argument)} VALUE")
+
+
+def _length(settings: Settings, argument: Argument) -> bool:
+    settings["max_model_len"] = max_model_len(_text(argument), field=_name(argument))
+    return True
+
+
+def _quantization(settings: Settings, argument: Argument) -> bool:
+    method = _text(argument).lower()
+    found = ONLINE_QUANTIZATION.get(method) or _CHECKPOINT_QUANTIZATION.get(method)
+    if found is not None:
+        settings["weight_dtype"] = found
+    return found is not None
+
+
+def _dtype(settings: Settings, argument: Argument) -> bool:
+    name = _text(argument).lower()
+    if name == "auto":
+        return True
+    if name not in _DTYPES:
+        raise SpecError(f"--dtype: {name[:40]!r} is not known; use auto, {', '.join(_DTYPES)}")
+    settings["dtype"] = _DTYPES[name]
+    return True
+
+
+def _policy(settings: Settings, argument: Argument) -> bool:
+    value = _text(argument)
+    if value not in ("fcfs", "priority"):
+        return False
+    settings["scheduling_policy"] = value
+    return True
+
+
+def _json_object(argument: Argument) -> dict[str, Any]:
+    raw = _text(argument)
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{_name(argument)}: {raw[:60]!r} is not JSON; quote it like '{{\"key\": 1}}'") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{_name(argument)}: must be a JSON object, is {raw[:60]!r}")
+    return found
+
+
+def _speculative(settings: Settings, argument: Argument) -> bool:
+    tokens = _json_object(argument).get("num_speculative_tokens")
+    if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
+        settings["num_speculative_tokens"] = tokens
+    return False  # the draft model's weights and acceptance are not modelled: list it
+
+
+def _compilation(settings: Settings, argument: Argument) -> bool:
+    value = _text(argument)
+    if value.isdigit():
+        return _optimization(settings, argument)
+    options = _json_object(argument)
+    sizes, largest = options.get("cudagraph_capture_sizes"), options.get("max_cudagraph_capture_size")
+    if isinstance(sizes, list) and sizes and all(isinstance(s, int) for s in sizes):
+        settings["cudagraph_max_size"] = max(sizes)
+    if isinstance(largest, int) and not isinstance(largest, bool):
+        settings["cudagraph_max_size"] = largest
+    if str(options.get("cudagraph_mode", "")).upper() == "NONE":
+        settings["cudagraph_max_size"] = 0
+    return not set(options) - {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_mode"}
+
+
+def _optimization(settings: Settings, argument: Argument) -> bool:
+    if _text(argument) == "0":  # -O0: no compilation and no CUDA graphs
+        settings["cudagraph_max_size"] = 0
+        return True
+    return _text(argument) == "2"  # the default level; others are listed
+
+
+def capture_sizes(settings: Settings, argument: Argument) -> bool:
+    """The largest of a list of CUDA-graph batch sizes."""
+    values = argument.value if isinstance(argument.value, tuple) else (_text(argument),)
+    sizes = [engine_int(part, field=_name(argument)) for v in values for part in v.replace(",", " ").split()]
+    if sizes:
+        settings["cudagraph_max_size"] = max(sizes)
+    return bool(sizes)
+
+
+def _performance(settings: Settings, argument: Argument) -> bool:
+    settings["performance_mode"] = _text(argument)
+    return _text(argument) in ("balanced", "throughput")
+
+
+def _kv_dtype(settings: Settings, argument: Argument) -> bool:
+    settings["kv_cache_dtype"] = _text(argument)
+    return True
+
+
+VLLM: dict[str, Handler] = {
+    **{dest: integer(key) for dest, key in _INTEGERS.items()},
+    **{dest: truth(key) for dest, key in _SWITCHES.items()},
+    "model": text("model"), "gpu_memory_utilization": number("gpu_memory_utilization"),
+    "max_model_len": _length, "kv_cache_dtype": _kv_dtype, "quantization": _quantization, "dtype": _dtype,
+    "scheduling_policy": _policy, "speculative_config": _speculative, "compilation_config": _compilation,
+    "optimization_level": _optimization, "cudagraph_capture_sizes": capture_sizes, "performance_mode": _performance,
+}  # fmt: skip
+
+SGLANG: dict[str, Handler] = {
+    "model_path": text("model"), "tp_size": integer("tp"), "pp_size": integer("pp"), "dp_size": integer("dp"),
+    "ep_size": integer("ep"), "enable_dp_attention": truth("enable_dp_attention"),
+    "mem_fraction_static": number("gpu_memory_utilization"), "max_running_requests": integer("max_num_seqs"),
+    "chunked_prefill_size": integer("max_num_batched_tokens"), "context_length": _length,
+    "page_size": integer("block_size"), "kv_cache_dtype": _kv_dtype,
+    "disable_radix_cache": truth("enable_prefix_caching", negate=True),
+    "disable_cuda_graph": truth("enforce_eager"), "cuda_graph_max_bs": integer("cudagraph_max_size"),
+    "cuda_graph_bs": capture_sizes, "disable_overlap_schedule": truth("async_scheduling", negate=True),
+    "quantization": _quantization, "dtype": _dtype, "max_total_tokens": integer("max_total_tokens"),
+}  # fmt: skip
+
+TRTLLM: dict[str, Handler] = {
+    "tp_size": integer("tp"), "pp_size": integer("pp"), "ep_size": integer("ep"),
+    "max_batch_size": integer("max_num_seqs"), "max_num_tokens": integer("max_num_batched_tokens"),
+    "max_seq_len": _length, "free_gpu_memory_fraction": number("gpu_memory_utilization"),
+    "kv_cache_dtype": _kv_dtype, "enable_chunked_prefill": truth("enable_chunked_prefill"),
+    "disable_kv_cache_reuse": truth("enable_prefix_caching", negate=True),
+}  # fmt: skip
+
+HANDLERS: dict[str, dict[str, Handler]] = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}
+
+
+def finish_sglang(settings: Settings, unmodelled: list[str]) -> None:
+    """SGLang's own meanings: --tp counts every rank, of which attention takes tp / dp with --enable-dp-attention."""
+    dp_attention = settings.pop("enable_dp_attention", False)
+    dp, tp = settings.get("dp", 1), settings.get("tp", 1)
+    if dp_attention and dp > 1:
+        if tp % dp:
+            raise SpecError(f"--dp-size: {dp} does not divide --tp-size {tp}; with --enable-dp-attention it must")
+        settings |= {"tp": tp // dp, "attention_dp": settings.pop("dp")}
+    if settings.get("max_num_batched_tokens", 1) < 1:  # -1: prompts are not cut
+        settings.pop("max_num_batched_tokens")
+        settings["enable_chunked_prefill"] = False
+    tokens = settings.pop("max_total_tokens", None)
+    if tokens is not None:
+        page = settings.get("block_size", 1)
+        settings["num_gpu_blocks_override"] = tokens // page
+        settings["block_size"] = page
+
+
+def trtllm_options(options: Mapping[str, Any], settings: Settings, unmodelled: list[str]) -> None:
+    """The keys of trtllm-serve's options file (--config, --extra_llm_api_options), which win over the flags."""
+    plain = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "moe_expert_parallel_size": "ep",
+             "max_batch_size": "max_num_seqs", "max_num_tokens": "max_num_batched_tokens",
+             "max_seq_len": "max_model_len", "enable_chunked_prefill": "enable_chunked_prefill"}
+    for key, value in options.items():
+        if key in plain:
+            settings[plain[key]] = value
+        elif key == "kv_cache_config" and isinstance(value, Mapping):
+            _trtllm_kv(value, settings, unmodelled)
+        elif key == "cuda_graph_config" and (value is None or isinstance(value, Mapping)):
+            sizes = (value or {}).get("batch_sizes")
+            largest = (value or {}).get("max_batch_size") or (max(sizes) if sizes else None)
+            settings["cudagraph_max_size"] = 0 if value is None else largest
+        elif key == "enable_attention_dp":
+            settings["enable_attention_dp"] = bool(value)
+        elif key == "disable_overlap_scheduler":
+            settings["async_scheduling"] = not value
+        else:
+            unmodelled.append(f"{key}: {json.dumps(value, default=str)}")
+
+
+def _trtllm_kv(value: Mapping[str, Any], settings: Settings, unmodelled: list[str]) -> None:
+    names = {"dtype": "kv_cache_dtype", "free_gpu_memory_fraction": "gpu_memory_utilization",
+             "enable_block_reuse": "enable_prefix_caching", "tokens_per_block": "block_size"}
+    for key, inner in value.items():
+        if key in names:
+            settings[names[key]] = inner
+        else:
+            unmodelled.append(f"kv_cache_config.{key}: {json.dumps(inner, default=str)}")
+
+
+def finish_trtllm(settings: Settings) -> None:
+    """TensorRT-LLM's --tp_size counts every rank; with attention DP each rank has its own attention."""
+    if settings.pop("enable_attention_dp", False):
+        settings["attention_dp"] = settings.pop("tp", 1)
+        settings["tp"] = 1
