@@ -51,7 +51,8 @@ class DeviceSpec:
     """One accelerator.
 
     memory_bytes          as the vendor states it (80e9 for "80 GB")
-    usable_memory_bytes   what the driver reports to the engine, where known; else None
+    usable_memory_bytes   what the driver reports to the engine (torch's total), where known; else None
+    nvml_memory_bytes     total of nvidia-smi or its like, where known: engines choose defaults by it
     peak_flops_per_s      dense peak by dtype; a dtype that is missing has no peak: refuse it
     link                  to the other devices of the node; None: there are none or over PCIe (`pcie`)
     devices_per_node      devices that `link` joins (the NVLink domain of a GB200 NVL72 is 72)
@@ -70,6 +71,7 @@ class DeviceSpec:
     bandwidth_bytes_per_s: float
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
     usable_memory_bytes: int | None = None
+    nvml_memory_bytes: int | None = None
     link: LinkSpec | None = None
     pcie: LinkSpec | None = None
     inter_node: LinkSpec | None = None
@@ -88,8 +90,10 @@ class DeviceSpec:
         object.__setattr__(self, "peak_flops_per_s", MappingProxyType(dict(self.peak_flops_per_s)))
         if not self.memory_bytes > 0 or not self.bandwidth_bytes_per_s > 0:
             raise SpecError(f"device {self.id!r}: memory and bandwidth must be positive")
-        if self.usable_memory_bytes is not None and self.usable_memory_bytes <= 0:
-            raise SpecError(f"device {self.id!r}: usable_memory_bytes must be positive; leave it out where not known")
+        for label in ("usable_memory_bytes", "nvml_memory_bytes"):
+            value = getattr(self, label)
+            if value is not None and not value > 0:
+                raise SpecError(f"device {self.id!r}: {label} must be positive; leave it out where not known")
         if not self.peak_flops_per_s:
             raise SpecError(f"device {self.id!r}: peak_flops_per_s needs at least one dtype")
         if any(not v > 0 for v in self.peak_flops_per_s.values()):
