@@ -32,6 +32,7 @@ class _Gemm:
     rows: int
     weight_bytes: float
     compute_dtype: str
+    weight_format: str
     experts: bool
 
 
@@ -76,7 +77,7 @@ def _gemms(tensors: Iterable[WeightTensor], group: LayerGroup, rank: Rank) -> li
         rows, columns, copies = rank_shape(tensor, rank.parallel)
         key = (tensor.role, tensor.columns, tensor.shard == "row", tensor.shard == "expert", fmt)
         gemm = fused.setdefault(
-            key, _Gemm(tensor.role, columns, 0, 0.0, fmt.compute_dtype, tensor.shard == "expert"))
+            key, _Gemm(tensor.role, columns, 0, 0.0, fmt.compute_dtype, fmt.name, tensor.shard == "expert"))
         gemm.rows += rows
         gemm.weight_bytes += fmt.bytes_of(rows, columns) * copies
     return [_gemm_work(g, group, rank) for g in fused.values()]
@@ -94,6 +95,7 @@ def _gemm_work(gemm: _Gemm, group: LayerGroup, rank: Rank) -> Work:
         name=gemm.role, kind="moe_gemm" if gemm.experts else "gemm", rows=basis, routing=routing,
         flops={basis: 2.0 * gemm.rows * gemm.columns * scale}, weight_bytes=gemm.weight_bytes,
         reads={basis: gemm.columns * a}, writes={basis: gemm.rows * a}, compute_dtype=gemm.compute_dtype,
+        weight_format=gemm.weight_format,
     )  # fmt: skip
 
 
@@ -230,7 +232,7 @@ def head_works(model: ModelSpec, rank: Rank) -> list[Work]:
         works.append(Work(
             name="lm_head", kind="gemm", rows=SAMPLED, flops={SAMPLED: 2.0 * rows * columns * copies},
             weight_bytes=fmt.bytes_of(rows, columns) * copies, reads={SAMPLED: columns * a},
-            writes={SAMPLED: rows * a}, compute_dtype=fmt.compute_dtype,
+            writes={SAMPLED: rows * a}, compute_dtype=fmt.compute_dtype, weight_format=fmt.name,
         ))  # fmt: skip
     if p.tp > 1 and logits:
         gather = Collective(kind="allgather", ranks=p.tp)

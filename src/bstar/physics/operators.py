@@ -19,7 +19,7 @@ from bstar.physics.collectives import Collective
 from bstar.physics.layer_work import TOKENS, embedding_works, head_works, layer_works
 from bstar.physics.mixing import Rank
 from bstar.physics.partition import layers_in_stage, stage_bounds
-from bstar.physics.statistics import Statistic, statistic_values
+from bstar.physics.statistics import Statistic, count, statistic_values
 from bstar.physics.work import Coefficients, Kind, Work, collective_work
 from bstar.specs.formats import KvFormat
 from bstar.specs.model import ModelSpec
@@ -45,6 +45,7 @@ class Operator:
     write_bytes: float
     kv_read_bytes: float
     compute_dtype: str | None
+    weight_format: str
     launches: int
     tokens: float
     comm: Collective | None = None
@@ -98,7 +99,7 @@ class CompiledStep:
 def compiled_step(model: ModelSpec, parallel: ParallelSpec, kv: KvFormat, stage: Stage = "all") -> CompiledStep:
     """Operators of one rank: of pipeline stage `stage`, of the heaviest one, or of all stages in sequence."""
     works = _merged(_stage_works(model, parallel, kv, stage))
-    found: dict[Statistic, None] = {("expert_tokens", None): None, TOKENS: None}
+    found: dict[Statistic, None] = dict.fromkeys([count("expert_tokens"), TOKENS, count("sequences")])
     for work in works:
         found.update(dict.fromkeys(sorted(work.statistics, key=repr)))
     statistics = tuple(found)
@@ -183,7 +184,7 @@ def step_operators(
         Operator(
             name=work.name, kind=work.kind, flops=float(flops[i]), weight_bytes=float(weights[i] * busy[i]),
             read_bytes=float(reads[i]), write_bytes=float(writes[i]), kv_read_bytes=float(kv_reads[i]),
-            compute_dtype=work.compute_dtype, launches=int(step.launches[i]), tokens=float(rows[i]),
+            compute_dtype=work.compute_dtype, weight_format=work.weight_format, launches=int(step.launches[i]), tokens=float(rows[i]),
             comm=work.collective,
         )
         for i, work in enumerate(step.works)

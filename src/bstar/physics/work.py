@@ -37,6 +37,7 @@ class Work:
     flops, reads, writes, kv_reads   coefficients per statistic; kv_reads (cache) are not in `reads`
     weight_bytes   read once per step whatever the batch (all experts, where `routing` is set)
     compute_dtype  dtype of its arithmetic, None where there is none to speak of
+    weight_format  name of the TensorFormat of a GEMM's weights, "" elsewhere
     rows           the statistic that is the row count M of its GEMM
     launches       kernels
     collective     for kind "collective": `reads` is then what a rank receives over the link
@@ -51,6 +52,7 @@ class Work:
     kv_reads: Coefficients = field(default_factory=_nothing)
     weight_bytes: float = 0.0
     compute_dtype: str | None = None
+    weight_format: str = ""
     rows: Statistic = ("tokens", None)
     launches: int = 1
     layers: int = 1

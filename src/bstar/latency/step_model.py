@@ -1,0 +1,199 @@
+"""From the work of a step to seconds: the floor and the expected time, for one deployment.
+
+    floor       Σ operators max(FLOPs / peak, (weights + cache read) / bandwidth)
+    expected    Σ operators launches·t0 + ((FLOPs / e_c·peak)^p + (bytes / e_m·bandwidth)^p)^(1/p)
+                + Σ collectives launches·latency + bytes / e·link + engine overhead per step and per sequence
+
+The floor leaves activations and collectives out: what stays on chip or overlaps could cost nothing, so no
+engine beats it. Operators are one after another because the kernels of a step are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.latency.efficiency import (
+    EngineOverhead,
+    Kernel,
+    KernelSet,
+    engine_overhead,
+    kernel_set,
+    link_for,
+)
+from bstar.physics.arithmetic import computed_dtype, fallback_note
+from bstar.physics.batch import BatchShape
+from bstar.physics.operators import CompiledStep, compiled_step
+from bstar.physics.statistics import count
+from bstar.physics.work import Work
+from bstar.specs.deployment import Deployment
+from bstar.specs.device import Provenance
+from bstar.specs.formats import FORMATS, KvFormat
+
+FloatArray = NDArray[np.float64]
+Bound = Literal["weight_bandwidth", "kv_bandwidth", "compute", "communication", "overhead"]
+BOUNDS: Final[tuple[Bound, ...]] = ("weight_bandwidth", "kv_bandwidth", "compute", "communication", "overhead")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepModel:
+    """Everything about a deployment that a step's time needs, one entry per operator."""
+
+    step: CompiledStep
+    peak: FloatArray
+    bandwidth: float
+    effective_peak: FloatArray
+    effective_bandwidth: FloatArray
+    fixed_s: FloatArray
+    collective: NDArray[np.bool_]
+    smoothing: float
+    per_step_s: float
+    per_sequence_s: float
+    pipeline_stages: int
+    attention_dp: int
+    names: tuple[str, ...]
+    name_matrix: FloatArray
+    sequences_index: int
+    notes: tuple[str, ...]
+    provenance: Provenance
+
+    def decode_values(self, context: float) -> FloatArray:
+        """Statistics of a decode batch per sequence of the replica."""
+        return self.step.values(BatchShape.decode(1.0, context))
+
+    def microbatch(self, batch: FloatArray | float) -> FloatArray:
+        """Sequences that one pipeline stage holds at a time when `batch` are in flight."""
+        b = np.asarray(batch, dtype=float)
+        return np.maximum(b / self.pipeline_stages, np.minimum(b, 1.0))
+
+    def floor_s(self, values: FloatArray) -> FloatArray:
+        """Floor per operator; `values` is (statistics,) or (statistics, m)."""
+        s = self.step
+        weights, active = self._weights(values)
+        bytes_ = weights * active + s.kv_reads @ values
+        time = np.maximum(_over(s.flops @ values, self.peak), bytes_ / self.bandwidth)
+        return np.where(_like(self.collective, time), 0.0, time)
+
+    def _weights(self, values: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
+        s = self.step
+        return s.touched_weights(values[s.expert_tokens_index]), (s.rows @ values) > 0
+
+    def parts(self, values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Per operator: fixed seconds, compute seconds, memory (or link) seconds, share of cache in the bytes."""
+        s = self.step
+        weights, active = self._weights(values)
+        kv = s.kv_reads @ values
+        reads, writes = s.reads @ values, s.writes @ values
+        local = _like(~self.collective, kv)
+        bytes_ = np.where(active, weights + reads + kv + np.where(local, writes, 0.0), 0.0)
+        memory = bytes_ / _like(self.effective_bandwidth, bytes_)
+        compute = _over(s.flops @ values, self.effective_peak)
+        fixed = np.where(active, _like(self.fixed_s, bytes_), 0.0)
+        return fixed, compute, memory, kv / np.maximum(bytes_, 1.0)
+
+    def smooth(self, compute: FloatArray, memory: FloatArray) -> FloatArray:
+        """A max with a round corner: both resources are busy near the ridge."""
+        high, low = np.maximum(compute, memory), np.minimum(compute, memory)
+        ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
+        result: FloatArray = high * (1.0 + ratio**self.smoothing) ** (1.0 / self.smoothing)
+        return result
+
+    def overhead_s(self, values: FloatArray) -> FloatArray:
+        """Engine time of a step beside its kernels."""
+        result: FloatArray = self.per_step_s * self.pipeline_stages + self.per_sequence_s * values[self.sequences_index]
+        return result
+
+
+def _like(vector: NDArray[np.generic], shaped: NDArray[np.generic]) -> NDArray[np.generic]:  # type: ignore[type-arg]
+    return vector if shaped.ndim == 1 else vector[:, None]
+
+
+def _over(flops: FloatArray, peak: FloatArray) -> FloatArray:
+    return flops / (peak if flops.ndim == 1 else peak[:, None])
+
+
+_CACHE: OrderedDict[int, tuple[Deployment, StepModel]] = OrderedDict()
+_CACHE_SIZE: Final = 128
+
+
+def step_model(deployment: Deployment) -> StepModel:
+    """The step model of `deployment`, built once (kept by identity, so that a look-up costs no hashing)."""
+    found = _CACHE.get(id(deployment))
+    if found is not None and found[0] is deployment:
+        return found[1]
+    model = _build(deployment)
+    _CACHE[id(deployment)] = (deployment, model)
+    if len(_CACHE) > _CACHE_SIZE:
+        _CACHE.popitem(last=False)
+    return model
+
+
+def _build(deployment: Deployment) -> StepModel:
+    device, overhead = deployment.device, engine_overhead(deployment.engine.name)
+    step = compiled_step(deployment.model, deployment.parallel, deployment.kv_format, "all")
+    kernels = kernel_set(device.compute_capability)
+    n = len(step.works)
+    peak, effective_peak = np.full(n, np.inf), np.full(n, np.inf)
+    effective_bandwidth, fixed = np.empty(n), np.empty(n)
+    notes: dict[str, None] = {}
+    for i, work in enumerate(step.works):
+        if work.collective is not None:
+            ranks = _span(deployment, work)
+            link = link_for(device, ranks, overhead)
+            effective_bandwidth[i] = link.bandwidth_bytes_per_s * link.efficiency
+            fixed[i] = step.launches[i] * link.latency_s
+            continue
+        computed = None
+        if work.compute_dtype is not None:
+            computed = computed_dtype(device, work.compute_dtype)
+            peak[i] = device.peak(computed)
+            note = fallback_note(device, work.compute_dtype)
+            if note is not None:
+                notes[note] = None
+        kernel = _kernel_of(work, kernels, overhead, deployment.kv_format, computed)
+        effective_peak[i] = peak[i] * kernel.compute
+        effective_bandwidth[i] = device.bandwidth_bytes_per_s * kernel.memory
+        fixed[i] = step.launches[i] * kernel.t0_s
+    names = tuple(dict.fromkeys(w.name for w in step.works))
+    matrix = np.array([[float(w.name == name) for w in step.works] for name in names])
+    return StepModel(
+        step=step, peak=peak, bandwidth=device.bandwidth_bytes_per_s, effective_peak=effective_peak,
+        effective_bandwidth=effective_bandwidth, fixed_s=fixed,
+        collective=np.array([w.collective is not None for w in step.works]), smoothing=kernels.smoothing,
+        per_step_s=overhead.per_step_s, per_sequence_s=overhead.per_sequence_s,
+        pipeline_stages=deployment.parallel.pp, attention_dp=deployment.parallel.attention_dp, names=names,
+        name_matrix=matrix, sequences_index=step.statistics.index(count("sequences")), notes=tuple(notes),
+        provenance="assumed" if "assumed" in (kernels.provenance, overhead.provenance) else kernels.provenance,
+    )  # fmt: skip
+
+
+def _span(deployment: Deployment, work: Work) -> int:
+    """Devices that a collective spans: a pipeline hop may cross a node though it joins two ranks."""
+    assert work.collective is not None
+    if work.collective.kind == "p2p":
+        return deployment.parallel.devices_per_copy
+    return work.collective.ranks
+
+
+def _kernel_of(
+    work: Work, kernels: KernelSet, overhead: EngineOverhead, kv: KvFormat, computed: str | None
+) -> Kernel:
+    if work.kind in ("gemm", "moe_gemm"):
+        fmt = FORMATS.get(work.weight_format)
+        kind = kernels.gemm_class(work.weight_format, fmt.bits if fmt else 16, computed or "", work.compute_dtype or "")
+        table = kernels.gemm if work.kind == "gemm" else kernels.moe_gemm
+        kernel = table.get(kind, table["bf16"])
+        if work.kind == "moe_gemm":
+            # Two grouped GEMMs a layer carry the layer's routing and sorting.
+            return Kernel(
+                t0_s=kernel.t0_s + overhead.per_moe_layer_s / 2, compute=kernel.compute, memory=kernel.memory)
+        return kernel
+    if work.kind == "attention_decode":
+        return kernels.attention_decode["narrow" if kv.bits < 16 else "wide"]
+    if work.kind == "attention_prefill":
+        return kernels.attention_prefill
+    return kernels.state if work.kind == "state" else kernels.elementwise
