@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,8 @@ class StepModel:
         weights, active = self._weights(values)
         bytes_ = weights * active + s.kv_reads @ values
         time = np.maximum(_over(s.flops @ values, self.peak), bytes_ / self.bandwidth)
-        return np.where(_like(self.collective, time), 0.0, time)
+        result: FloatArray = np.where(_like(self.collective, time), 0.0, time)
+        return result
 
     def _weights(self, values: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
         s = self.step
@@ -108,7 +109,8 @@ class StepModel:
         return result
 
 
-def _like(vector: NDArray[np.generic], shaped: NDArray[np.generic]) -> NDArray[np.generic]:  # type: ignore[type-arg]
+def _like(vector: NDArray[Any], shaped: NDArray[Any]) -> NDArray[Any]:
+    """`vector` as a column where there are many steps at once."""
     return vector if shaped.ndim == 1 else vector[:, None]
 
 

@@ -8,7 +8,7 @@ here knows a model or a device; `bstar.physics.deployment_landmarks` puts a depl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,17 @@ from bstar.physics.roofline import (
     ridge_point,
 )
 
+if TYPE_CHECKING:
+    from bstar.physics.deployment_landmarks import Landmarks
+    from bstar.specs.deployment import Deployment
+    from bstar.specs.workload import Workload
+
 __all__ = [
     "Number", "Region", "amortized_limit_s", "amortized_time_s", "arithmetic_intensity",
     "arithmetic_intensity_limit", "b_compute", "b_compute_fixed_point", "b_gemm", "b_gemm_fixed_point", "b_mem",
     "b_mem_over_b_star", "b_star", "b_star_fixed_point", "batch_at_step_time", "doubling_gain",
-    "expected_distinct_experts", "gain_knee", "in_flight", "in_flight_at_step_time", "max_request_rate", "region",
-    "regions", "ridge_point", "solve_increasing", "static_slot_utilization", "step_time_floor_s",
+    "expected_distinct_experts", "gain_knee", "in_flight", "in_flight_at_step_time", "landmarks_of",
+    "max_request_rate", "region", "regions", "ridge_point", "solve_increasing", "static_slot_utilization", "step_time_floor_s",
 ]  # fmt: skip
 
 Region = Literal["weight_bound", "saturating", "diminishing", "over_memory"]
@@ -238,3 +243,14 @@ def static_slot_utilization(output_tokens: NDArray[np.float64] | list[float]) ->
     """Share of slot-steps of one static batch that make a token: mean / max of the output lengths."""
     lengths = np.asarray(output_tokens, dtype=float)
     return float(lengths.mean() / lengths.max())
+
+
+def landmarks_of(deployment: Deployment, workload: Workload | float) -> Landmarks:
+    """B*, B_gemm, B_c, B_mem, B_tok of a deployment under a workload (or at one context, in tokens).
+
+    What B counts under TP, PP and attention data parallelism: `bstar.physics.deployment_landmarks`.
+    Raises SpecError where the device cannot compute the model's dtype.
+    """
+    from bstar.physics.deployment_landmarks import landmarks_at
+
+    return landmarks_at(deployment, workload)

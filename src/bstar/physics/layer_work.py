@@ -13,7 +13,7 @@ from math import ceil
 from bstar.physics.collectives import Collective, expected_distinct_ranks
 from bstar.physics.mixing import Rank, mixer_works
 from bstar.physics.partition import rank_shape
-from bstar.physics.statistics import Statistic, count
+from bstar.physics.statistics import count
 from bstar.physics.work import Coefficients, Routing, Work, collective_work
 from bstar.specs.attention import LatentAttention, NoMixer
 from bstar.specs.ffn import MoeFfn

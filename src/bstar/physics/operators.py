@@ -79,9 +79,9 @@ class CompiledStep:
     routed: NDArray[np.bool_]
     expert_tokens_index: int
 
-    def values(self, shape: BatchShape) -> FloatArray:
-        """The statistics of one step."""
-        return statistic_values(self.statistics, shape, self.attention_dp)
+    def values(self, shape: BatchShape, *, chunks_as_windows: bool = False) -> FloatArray:
+        """The statistics of one step. `chunks_as_windows`: a chunked layer counts at its fullest."""
+        return statistic_values(self.statistics, shape, self.attention_dp, chunks_as_windows=chunks_as_windows)
 
     def touched_weights(self, expert_tokens: FloatArray | float) -> FloatArray:
         """Weight bytes read per row; with an array of expert tokens (m,) the result is (rows, m)."""
@@ -184,8 +184,8 @@ def step_operators(
         Operator(
             name=work.name, kind=work.kind, flops=float(flops[i]), weight_bytes=float(weights[i] * busy[i]),
             read_bytes=float(reads[i]), write_bytes=float(writes[i]), kv_read_bytes=float(kv_reads[i]),
-            compute_dtype=work.compute_dtype, weight_format=work.weight_format, launches=int(step.launches[i]), tokens=float(rows[i]),
-            comm=work.collective,
+            compute_dtype=work.compute_dtype, weight_format=work.weight_format, launches=int(step.launches[i]),
+            tokens=float(rows[i]), comm=work.collective,
         )
         for i, work in enumerate(step.works)
     )  # fmt: skip

@@ -14,7 +14,7 @@ batch enters only through Σ min(context, window), so the step is affine in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -54,8 +54,14 @@ def count(name: CountName) -> Statistic:
     return (name, None)
 
 
-def statistic_values(statistics: tuple[Statistic, ...], shape: BatchShape, attention_dp: int) -> NDArray[np.float64]:
-    """The values of `statistics` for one step, per rank: sums over the batch divided by `attention_dp`."""
+def statistic_values(
+    statistics: tuple[Statistic, ...], shape: BatchShape, attention_dp: int, *, chunks_as_windows: bool = False
+) -> NDArray[np.float64]:
+    """The values of `statistics` for one step, per rank: sums over the batch divided by `attention_dp`.
+
+    chunks_as_windows   chunked spans count as sliding windows: the fullest a chunk gets, where a mean
+                        context says nothing about the place in the chunk
+    """
     q, after, weight, prompt = shape.new_tokens, shape.context_after, shape.count, shape.is_prefill
     decode, prefill = weight * ~prompt, weight * prompt
     tokens = float(weight @ q)
@@ -76,7 +82,8 @@ def statistic_values(statistics: tuple[Statistic, ...], shape: BatchShape, atten
             out[i] = counts[name]
             continue
         if (name, span) not in spans:
-            pairs, keys = _span_sums(span, q, after)
+            reach = replace(span, chunked=False) if chunks_as_windows and span.chunked else span
+            pairs, keys = _span_sums(reach, q, after)
             for label, mask in (("decode", decode), ("prefill", prefill)):
                 spans["pairs_" + label, span] = float(mask @ pairs) * share
                 spans["keys_" + label, span] = float(mask @ keys) * share
