@@ -68,7 +68,8 @@ class StepModel:
     def microbatch(self, batch: FloatArray | float) -> FloatArray:
         """Sequences that one pipeline stage holds at a time when `batch` are in flight."""
         b = np.asarray(batch, dtype=float)
-        return np.maximum(b / self.pipeline_stages, np.minimum(b, 1.0))
+        result: FloatArray = np.maximum(b / self.pipeline_stages, np.minimum(b, 1.0))
+        return result
 
     def floor_s(self, values: FloatArray) -> FloatArray:
         """Floor per operator; `values` is (statistics,) or (statistics, m)."""

@@ -31,7 +31,8 @@ __all__ = [
     "arithmetic_intensity_limit", "b_compute", "b_compute_fixed_point", "b_gemm", "b_gemm_fixed_point", "b_mem",
     "b_mem_over_b_star", "b_star", "b_star_fixed_point", "batch_at_step_time", "doubling_gain",
     "expected_distinct_experts", "gain_knee", "in_flight", "in_flight_at_step_time", "landmarks_of",
-    "max_request_rate", "region", "regions", "ridge_point", "solve_increasing", "static_slot_utilization", "step_time_floor_s",
+    "max_request_rate", "region", "regions", "ridge_point", "solve_increasing", "static_slot_utilization",
+    "step_time_floor_s",
 ]  # fmt: skip
 
 Region = Literal["weight_bound", "saturating", "diminishing", "over_memory"]
