@@ -83,20 +83,25 @@ def entry_bytes(entry: CacheEntry, kv: KvFormat, tp: int = 1) -> int:
     return heads * fmt.bytes_of(entry.elements)
 
 
-def state_bytes(mixer: Mixer, *, model_dtype: str = "bf16", tp: int = 1) -> tuple[int, ...]:
-    """Bytes per sequence of each state of one layer on one rank (convolution window, then matrix state)."""
+def state_bytes(mixer: Mixer, *, model_dtype: str = "bf16", tp: int = 1, lookahead: int = 0) -> tuple[int, ...]:
+    """Bytes per sequence of each state of one layer on one rank (convolution window, matrix state, …).
+
+    lookahead   speculative tokens: the convolution window keeps as many more inputs
+    """
+    default = kv_format("auto", model_dtype=model_dtype).bits
+    kernel = getattr(mixer, "conv_kernel", 1)
     out = []
-    for entry in mixer.cache():
-        if entry.kind != "state":
-            continue
-        elements = entry.elements
-        if isinstance(mixer, Mamba2) and entry.bits is None and mixer.num_groups % tp:
-            # Every rank keeps the groups its heads need: they are extended to one per rank.
-            extra = (tp - mixer.num_groups) * 2 * mixer.state_size
-            elements += (mixer.conv_kernel - 1) * extra
-        bits = entry.bits if entry.bits is not None else kv_format("auto", model_dtype=model_dtype).bits
-        out.append(ceil(ceil(elements / tp) * bits / 8))
+    for index, entry in enumerate(e for e in mixer.cache() if e.kind == "state"):
+        elements = ceil(entry.elements / entry.heads) * heads_per_rank(entry.heads, tp)
+        if lookahead and kernel > 1 and index < _conv_states(mixer):
+            elements = elements // (kernel - 1) * (kernel - 1 + lookahead)
+        out.append(ceil(elements * (entry.bits if entry.bits is not None else default) / 8))
     return tuple(out)
+
+
+def _conv_states(mixer: Mixer) -> int:
+    """How many of a mixer's first state entries are convolution windows (Mamba 2 lists B and C apart)."""
+    return 2 if isinstance(mixer, Mamba2) else 1
 
 
 def cache_groups(
@@ -129,7 +134,7 @@ def _stage_groups(
             row[0] += layers
             row[2] += states * layers
         for entry in group.mixer.cache():
-            if entry.kind == "state":
+            if entry.kind == "state" or entry.needs_encoder:
                 continue
             per_token = entry_bytes(entry, kv, parallel.tp) / entry.tokens_per_entry / parallel.dcp
             row = merged.setdefault((entry.kind, entry.window, entry.chunked, entry.tokens_per_entry), [0, 0.0, 0])

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from bstar.physics.partition import check_parallel, layers_in_stage, rank_shape, stage_bounds
 from bstar.specs.attention import LatentAttention
 from bstar.specs.ffn import MoeFfn
-from bstar.specs.model import LayerGroup, ModelSpec, WeightFormats
+from bstar.specs.model import ExtraBlock, LayerGroup, ModelSpec, WeightFormats
 from bstar.specs.parallel import ParallelSpec
 from bstar.specs.tensors import WeightTensor
 
@@ -90,8 +90,9 @@ def stage_weight_bytes(model: ModelSpec, parallel: ParallelSpec | None = None) -
     ]
     formats = model.outer_formats
     stages[0] += _tables_bytes(model.embedding, formats, split)
-    stages[0] += sum(block_bytes(b.parameters, b.format.bits) for b in model.blocks if b.loaded and b.role != "mtp")
-    stages[-1] += sum(block_bytes(b.parameters, b.format.bits) for b in model.blocks if b.loaded and b.role == "mtp")
+    for block in model.blocks:
+        if block.loaded:
+            stages[-1 if block.role == "mtp" else 0] += block_bytes(block, split)
     stages[-1] += _tables_bytes(model.head_tensors, formats, split)
     if not model.tied:
         stages[-1] += _tables_bytes(model.lm_head, formats, split)
@@ -100,9 +101,9 @@ def stage_weight_bytes(model: ModelSpec, parallel: ParallelSpec | None = None) -
     return tuple(stages)
 
 
-def block_bytes(parameters: int, bits: int) -> int:
-    """Bytes of an extra block (a tower): its parameters at their width."""
-    return ceil(parameters * bits / 8)
+def block_bytes(block: ExtraBlock, parallel: ParallelSpec) -> int:
+    """Bytes of an extra block (a tower, an MTP head) on one rank; engines split them over TP as decoder layers."""
+    return ceil(block.parameters * block.format.bits / 8 / parallel.tp)
 
 
 def tensor_bytes(tensor: WeightTensor, formats: WeightFormats, parallel: ParallelSpec) -> int:
@@ -175,7 +176,7 @@ def stage_streamed_weight_bytes(
     head = model.lm_head or (model.embedding if model.tied else ())
     stages[-1] += _tables_bytes(model.head_tensors, model.outer_formats, split)
     stages[-1] += sum(tensor_bytes(t, model.outer_formats, split) for t in head if t.rows > 1)
-    stages[-1] += sum(block_bytes(b.parameters, b.format.bits) for b in model.blocks if b.streamed)
+    stages[-1] += sum(block_bytes(b, split) for b in model.blocks if b.streamed)
     return tuple(stages)
 
 
