@@ -60,6 +60,7 @@ class GroupedQueryAttention:
     sinks        one learned logit per query head
     head_gate    g_proj: one gate per query head (Step-3.5)
     full_gate    g_proj: one gate per query channel (AFMoE)
+    q_rank       the query comes from a low-rank input that q_proj makes: wq widens it (Step-3)
     qk_norm      "head": one weight of head_dim, shared by the heads; "full": one weight per channel
     """
 
@@ -79,6 +80,7 @@ class GroupedQueryAttention:
     shares_kv: bool = False
     sinks: bool = False
     full_gate: bool = False
+    q_rank: int | None = None
     qk_norm_bias: bool = False
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
@@ -86,7 +88,14 @@ class GroupedQueryAttention:
         q_rows = self.num_heads * self.head_dim * (2 if self.output_gate else 1)
         k_rows, v_rows = self.num_kv_heads * self.head_dim, self.num_kv_heads * self.v_head_dim
         p = "self_attn."
-        out: list[WeightTensor] = [WeightTensor(name=p + "q_proj", role="qkv", rows=q_rows, columns=h, shard="column")]
+        if self.q_rank is None:
+            out = [WeightTensor(name=p + "q_proj", role="qkv", rows=q_rows, columns=h, shard="column")]
+        else:
+            out = [
+                WeightTensor(name=p + "q_proj", role="qkv", rows=self.q_rank, columns=h),
+                vector(p + "inter_norm", "norm", self.q_rank),
+                WeightTensor(name=p + "wq", role="qkv", rows=q_rows, columns=self.q_rank, shard="column"),
+            ]
         if not self.shares_kv:
             out.append(WeightTensor(
                 name=p + "k_proj", role="qkv", rows=k_rows, columns=h, shard="kv", heads=self.num_kv_heads))

@@ -1,0 +1,195 @@
+"""config.json -> ModelSpec, by mechanism.
+
+    reader      typed reads, defaults of transformers' configuration classes
+    mixers, ffns, decoder    builders of mechanisms, shared by all families
+    families    the table: model_type -> how its decoder is made (sparse, hybrids, older: rows that need code)
+    multimodal, vision       wrappers around a text config, and their towers
+    mtp         prediction layers beside the model
+    signals     keys that mean a mechanism nobody read: refused
+
+Nothing in a config is executed (`auto_map` is ignored). Every problem is a ConfigError in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bstar.codec.hf_config.families import FAMILIES
+from bstar.codec.hf_config.grouping import grouped
+from bstar.codec.hf_config.mtp import mtp_block
+from bstar.codec.hf_config.multimodal import TEXT_KEYS, WRAPPERS, Wrapper
+from bstar.codec.hf_config.older import CLASS_OF
+from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader
+from bstar.codec.hf_config.signals import unread_signals
+from bstar.codec.quantization import Quantization, quantization_of
+from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
+from bstar.specs.formats import BF16, FP16, TensorFormat
+from bstar.specs.model import ExtraBlock, ModelSpec
+
+__all__ = ["known_model_types", "model_from_config"]
+
+BY_HAND = "--layers --hidden-size --heads --kv-heads --head-dim --intermediate-size --vocab-size --experts …"
+
+# Model types whose text fields stand at the top level beside vision_config in older files.
+_FLAT = ("qwen2_vl", "qwen2_5_vl")
+# transformers builds these from their own text config (or its defaults) whatever the top level says.
+_TOP_IGNORED = ("step3p7",)
+
+
+def known_model_types() -> tuple[str, ...]:
+    """Every model_type that is described, sorted."""
+    return tuple(sorted(set(FAMILIES) | set(WRAPPERS)))
+
+
+def model_from_config(
+    raw: Mapping[str, Any], *, name: str, source: str = "", hf_quant_config: Mapping[str, Any] | None = None,
+) -> ModelSpec:
+    """The model that a config.json describes.
+
+    raw              the parsed file; a text config may be nested in it
+    hf_quant_config  the parsed hf_quant_config.json beside it, if there is one
+    Raises ConfigError (a value at fault) or UnsupportedArchitectureError (a mechanism not understood).
+    """
+    if not isinstance(raw, Mapping):
+        raise ConfigError("config.json: must hold an object; give the config.json of a language model")
+    try:
+        return _model(raw, name=name, source=source, hf_quant_config=hf_quant_config)
+    except SpecError as error:
+        raise ConfigError(f"config.json: {error}") from None
+
+
+def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: Mapping[str, Any] | None) -> ModelSpec:
+    model_type = _model_type(raw)
+    wrapper = WRAPPERS.get(model_type)
+    top = Reader(raw, model_type)
+    text, text_raw = (_text_reader(top, wrapper) if wrapper else (_reader(raw, model_type), raw))
+    decoder = FAMILIES[text.model_type](text)
+    unread = unread_signals(text)
+    if unread:
+        raise _unsupported(text, unread)
+    notes = list(decoder.notes)
+    if wrapper is not None:
+        decoder.tied = _tied(top, text, wrapper)
+    context = decoder.context
+    if wrapper is not None and not text_raw and top.has("max_position_embeddings"):
+        context = top.size("max_position_embeddings", high=MAX_CONTEXT)
+        notes.append("text_config is missing: the class's defaults describe the text model, as transformers does")
+    dtype = _dtype(text, top, notes)
+    base = FP16 if dtype == "fp16" else BF16
+    quantization = quantization_of(raw, text_raw, hf_quant_config, base=base)
+    blocks = list(decoder.blocks)
+    blocks += _tower(top, wrapper, decoder.hidden_size, base, notes) if wrapper else []
+    extra = mtp_block(text, top, decoder, quantization.default or base)
+    if extra is not None:
+        blocks.append(extra)
+    layers, outer = grouped(decoder, quantization, base)
+    return ModelSpec(
+        name=name, architecture=_architecture(raw, model_type), hidden_size=decoder.hidden_size,
+        vocab_size=decoder.vocab_size, max_context_tokens=context, layers=layers, embedding=decoder.embedding,
+        lm_head=decoder.lm_head, tied=decoder.tied, head_tensors=decoder.head_tensors, blocks=tuple(blocks),
+        outer_formats=outer, dtype=dtype, kv_cache_dtype=quantization.kv_cache_dtype or decoder.kv_cache_dtype,
+        weight_dtype=(quantization.default or base).name, num_mtp_layers=_mtp_layers(text, top, extra),
+        multimodal=any(b.role == "vision" for b in blocks), source=source, notes=tuple(notes + quantization.notes))
+
+
+def _model_type(raw: Mapping[str, Any]) -> str:
+    model_type = raw.get("model_type")
+    if isinstance(model_type, str) and (model_type in FAMILIES or model_type in WRAPPERS):
+        return model_type
+    if model_type is None:
+        found = sorted(str(k)[:40] for k in raw)[:8]
+        raise UnsupportedArchitectureError(
+            f"config.json: model_type is missing (keys: {', '.join(found) or 'none'}); give the config.json of a "
+            f"language model, or describe it by hand: {BY_HAND}", keys=("model_type",))
+    if not isinstance(model_type, str):
+        raise ConfigError(f"config.json: model_type is a {type(model_type).__name__}; it must be a string")
+    raise UnsupportedArchitectureError(
+        f"config.json: model_type {model_type[:60]!r} is not understood; describe the model by hand: {BY_HAND}",
+        keys=("model_type",))
+
+
+def _reader(raw: Mapping[str, Any], model_type: str, path: str = "") -> Reader:
+    return Reader(raw, model_type, path=path, class_of=CLASS_OF.get(model_type))
+
+
+def _text_reader(top: Reader, wrapper: Wrapper) -> tuple[Reader, Mapping[str, Any]]:
+    """The reader of the nested text config."""
+    for key in TEXT_KEYS:
+        child = top.child(key)
+        if child is None:
+            continue
+        given = child.get("model_type")
+        text_type = given if isinstance(given, str) else wrapper.text_type
+        if text_type in WRAPPERS:
+            text_type = WRAPPERS[text_type].text_type
+        if text_type not in FAMILIES:
+            raise UnsupportedArchitectureError(
+                f"config.json: {key}.model_type {text_type[:60]!r} is not understood; describe the model by hand: "
+                f"{BY_HAND}", keys=(f"{key}.model_type",))
+        return _reader(child, text_type, f"{key}."), child
+    if top.model_type in _FLAT and top.has("hidden_size"):
+        return _reader(top.raw, wrapper.text_type), top.raw
+    if top.has("hidden_size", "num_hidden_layers") and top.model_type not in _TOP_IGNORED:
+        raise top.fail("text_config", "is missing; a multimodal config describes its text model there")
+    return _reader({}, wrapper.text_type, "text_config."), {}
+
+
+def _tied(top: Reader, text: Reader, wrapper: Wrapper) -> bool:
+    """Whether the head is the embedding: the built class's own config decides."""
+    if not wrapper.counted:
+        return text.flag("tie_word_embeddings")
+    if top.has("tie_word_embeddings"):
+        return top.flag("tie_word_embeddings")
+    if text.raw.get("tie_word_embeddings") is not None:
+        return text.flag("tie_word_embeddings")
+    return top.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings"))
+
+
+def _tower(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes: list[str]) -> list[ExtraBlock]:
+    raw = top.child("vision_config")
+    if wrapper.tower is None or (raw is None and wrapper.optional):
+        if raw is not None:
+            notes.append("vision_config is not understood: the tower's weights are not counted")
+        return []
+    reader = Reader(raw or {}, wrapper.vision_type, path="vision_config.", class_of=wrapper.vision_type)
+    parameters = wrapper.tower(reader, top, hidden)
+    return [ExtraBlock(name="vision tower", role="vision", parameters=parameters, format=base,
+                       in_total=wrapper.counted)]
+
+
+_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "bf16",
+           "fp32": "bf16", "float": "bf16", "auto": "bf16"}
+
+
+def _dtype(text: Reader, top: Reader, notes: list[str]) -> str:
+    """The dtype that the engine keeps unquantized tensors in: float32 checkpoints are loaded as bf16."""
+    found = text.text("dtype", "torch_dtype") or top.text("dtype", "torch_dtype")
+    found = found.removeprefix("torch.")
+    if not found:
+        notes.append("dtype is missing: bf16 assumed, as engines load it")
+        return "bf16"
+    if found not in _DTYPES:
+        raise text.fail("dtype", f"is {found[:40]!r}; known are bfloat16, float16, float32")
+    if found in ("float32", "fp32", "float"):
+        notes.append("the checkpoint is float32: engines load it as bf16")
+    return _DTYPES[found]
+
+
+def _architecture(raw: Mapping[str, Any], model_type: str) -> str:
+    names = raw.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0][:200]
+    return model_type
+
+
+def _mtp_layers(text: Reader, top: Reader, block: ExtraBlock | None) -> int:
+    from bstar.codec.hf_config.mtp import mtp_layer_count
+
+    return mtp_layer_count(text, top) if block is not None else 0
+
+
+def _unsupported(text: Reader, keys: list[str]) -> UnsupportedArchitectureError:
+    return UnsupportedArchitectureError(
+        f"config.json: {text.path}{', '.join(keys)} set a mechanism that model_type {text.model_type!r} does not have; "
+        f"correct model_type, or describe the model by hand: {BY_HAND}", keys=tuple(keys))

@@ -1,0 +1,27 @@
+"""Layers to groups: equal mechanism and equal storage formats fall together."""
+
+from __future__ import annotations
+
+from bstar.codec.hf_config.decoder import Decoder, Layer
+from bstar.codec.quantization import Quantization
+from bstar.specs.formats import TensorFormat
+from bstar.specs.model import LayerGroup, WeightFormats
+from bstar.specs.tensors import WeightTensor
+
+
+def grouped(decoder: Decoder, quantization: Quantization, base: TensorFormat
+            ) -> tuple[tuple[LayerGroup, ...], WeightFormats]:
+    """The layer groups, in the order of their first layers, and the formats outside the layers."""
+    members: dict[tuple[Layer, WeightFormats], list[int]] = {}
+    tensors_of: dict[Layer, tuple[WeightTensor, ...]] = {}
+    for index, layer in enumerate(decoder.layers):
+        if layer not in tensors_of:
+            h = decoder.hidden_size
+            tensors_of[layer] = layer.mixer.tensors(h) + layer.ffn.tensors(h) + layer.extra
+        formats = quantization.layer_formats(index, tensors_of[layer], base)
+        members.setdefault((layer, formats), []).append(index)
+    groups = tuple(
+        LayerGroup(indices=tuple(indices), mixer=layer.mixer, ffn=layer.ffn, extra=layer.extra, formats=formats)
+        for (layer, formats), indices in members.items())
+    outside = decoder.embedding + decoder.lm_head + decoder.head_tensors
+    return groups, quantization.outer_formats(outside, base)

@@ -1,0 +1,44 @@
+"""Multi-token-prediction layers that a checkpoint carries beside the model (never in `parameters.total`)."""
+
+from __future__ import annotations
+
+from bstar.codec.hf_config.decoder import Decoder
+from bstar.codec.hf_config.reader import Reader
+from bstar.specs.formats import TensorFormat
+from bstar.specs.model import ExtraBlock
+
+KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "num_mtp_heads")
+
+
+def mtp_layer_count(text: Reader, top: Reader) -> int:
+    """The number of prediction layers the config names (0: none)."""
+    for reader in (text, top):
+        for key in KEYS:
+            if reader.raw.get(key) is not None:
+                return reader.size(key, low=0, high=64)
+    return 0
+
+
+def mtp_block(text: Reader, top: Reader, decoder: Decoder, fmt: TensorFormat) -> ExtraBlock | None:
+    """The prediction layers: each one decoder layer (the last one's mechanisms), a projection of the
+    hidden state beside the embedding, and three norms. Embedding and head are the model's own."""
+    count = mtp_layer_count(text, top)
+    if not count:
+        return None
+    h = decoder.hidden_size
+    layers = _layers(text, decoder)
+    one = sum(t.parameters for layer in layers for t in layer.mixer.tensors(h) + layer.ffn.tensors(h) + layer.extra)
+    return ExtraBlock(name="mtp", role="mtp", parameters=count * (one + 2 * h * h + 3 * h), format=fmt,
+                      in_total=False, loaded=False)
+
+
+def _layers(text: Reader, decoder: Decoder) -> list:  # type: ignore[type-arg]
+    """The layers that make up one prediction step."""
+    attention = [x for x in decoder.layers if x.mixer.kind in ("gqa", "mla", "compressed")]
+    if any(x.ffn.kind == "none" for x in decoder.layers):
+        sparse = [x for x in decoder.layers if x.ffn.kind == "moe"] or [
+            x for x in decoder.layers if x.ffn.kind == "dense"]
+        return [attention[-1], sparse[-1]] if attention and sparse else decoder.layers[-1:]
+    if decoder.layers[-1].mixer.kind in ("gqa", "mla", "compressed") or not attention:
+        return decoder.layers[-1:]
+    return attention[-1:]

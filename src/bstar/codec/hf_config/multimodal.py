@@ -1,0 +1,53 @@
+"""Configs that wrap a text config: where it is, which tower stands beside it, and what counts as a parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bstar.codec.hf_config import vision
+from bstar.codec.hf_config.vision import Tower
+
+TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapper:
+    """How a multimodal model type is put together.
+
+    text_type    model type of the text config where it names none
+    vision_type  class of the vision config (its defaults); "" where there is no tower
+    tower        parameters of tower and projector together
+    counted      whether transformers' AutoModelForCausalLM / ImageTextToText builds the tower: then
+                 `parameters.total` has it. False: the causal model is the text model alone
+    optional     no vision_config means no tower (otherwise: the class's default tower)
+    """
+
+    text_type: str
+    vision_type: str = ""
+    tower: Tower | None = None
+    counted: bool = True
+    optional: bool = False
+
+
+WRAPPERS: dict[str, Wrapper] = {
+    "llama4": Wrapper(text_type="llama4_text", vision_type="llama4_vision_model", tower=vision.llama4, counted=False),
+    "mllama": Wrapper(text_type="mllama_text_model", vision_type="mllama_vision_model", tower=vision.mllama,
+                      counted=False),
+    "mistral3": Wrapper(text_type="mistral", vision_type="pixtral", tower=vision.mistral3),
+    "gemma3": Wrapper(text_type="gemma3_text", vision_type="siglip_vision_model", tower=vision.gemma3),
+    "gemma4": Wrapper(text_type="gemma4_text", vision_type="gemma4_vision", tower=vision.gemma4, optional=True),
+    "qwen2_vl": Wrapper(text_type="qwen2_vl_text", vision_type="qwen2_vl_vision", tower=vision.qwen2_vl),
+    "qwen2_5_vl": Wrapper(text_type="qwen2_5_vl_text", vision_type="qwen2_5_vl_vision", tower=vision.qwen2_5_vl),
+    "qwen3_vl": Wrapper(text_type="qwen3_vl_text", vision_type="qwen3_vl_vision", tower=vision.qwen3_vl),
+    "qwen3_vl_moe": Wrapper(text_type="qwen3_vl_moe_text", vision_type="qwen3_vl_moe_vision", tower=vision.qwen3_vl),
+    "qwen3_5": Wrapper(text_type="qwen3_5_text", vision_type="qwen3_5_vision", tower=vision.qwen3_vl, counted=False),
+    "qwen3_5_moe": Wrapper(text_type="qwen3_5_moe_text", vision_type="qwen3_5_moe_vision", tower=vision.qwen3_vl,
+                           counted=False),
+    "glm4v": Wrapper(text_type="glm4v_text", vision_type="glm4v_vision", tower=vision.glm4v),
+    "glm46v": Wrapper(text_type="glm4v_text", vision_type="glm4v_vision", tower=vision.glm4v),
+    "glm4v_moe": Wrapper(text_type="glm4v_moe_text", vision_type="glm4v_moe_vision", tower=vision.glm4v),
+    "kimi_k25": Wrapper(text_type="deepseek_v3", vision_type="kimi_k25_vision", tower=vision.moonvit),
+    "kimi_vl": Wrapper(text_type="deepseek_v3", vision_type="moonvit", tower=vision.moonvit),
+    "step3p7": Wrapper(text_type="step3p5", vision_type="step3p5_vision", tower=vision.step3p5),
+    "internvl": Wrapper(text_type="qwen2", vision_type="internvl_vision", tower=vision.internvl),
+}
