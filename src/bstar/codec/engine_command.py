@@ -89,7 +89,6 @@ def parse_command(text: str) -> ParsedCommand:
     if engine == "sglang":
         engine_settings.finish_sglang(settings, unmodelled)
     elif engine == "trtllm":
-        unmodelled = [u for u in unmodelled if not u.startswith(("--extra_llm_api_options", "--config"))]
         _trtllm_files(arguments, settings, extra_unmodelled)
         engine_settings.finish_trtllm(settings)
     model = settings.pop("model", None)

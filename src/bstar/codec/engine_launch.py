@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from bstar.codec.engine_settings import ONLINE_QUANTIZATION
-from bstar.errors import NotInCatalogError, SpecError
+from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
 
 _ONLINE = {fmt: method for method, fmt in reversed(ONLINE_QUANTIZATION.items())}
@@ -29,28 +29,21 @@ def format_command(deployment: Deployment, *, model: str | None = None) -> str:
 
 
 def _hub_id(name: str) -> str:
+    """The Hub id of a catalog model; a name that says its own quantization stays as it is."""
     from bstar.catalog.models import get_entry
 
     entry = get_entry(name)
-    return entry.hub_id if entry is not None else name
+    return entry.hub_id if entry is not None and entry.weight_format_hint is None else name
 
 
 def _quantization(deployment: Deployment) -> tuple[str | None, str | None]:
-    """(--quantization value, remark) where the weights are not as the catalog's checkpoint stores them."""
-    from bstar.codec.resolve import resolve_model
-
+    """(--quantization value, remark) where the weights are not as the checkpoint stores them."""
     wanted = deployment.model.weight_dtype
-    try:
-        own = resolve_model(deployment.model.name).weight_dtype
-    except (NotInCatalogError, SpecError):
+    if deployment.model.converted_from is None or wanted in ("bf16", "fp16"):
         return None, None
-    except Exception:
-        return None, None
-    if wanted in (own, "bf16", "fp16"):
-        return None, None
-    if deployment.engine.name == "trtllm" or (deployment.engine.name == "sglang" and wanted != "fp8"):
-        return None, f"needs a {wanted} checkpoint"
-    method = _ONLINE.get(wanted)
+    method = _ONLINE.get(wanted) if deployment.engine.name == "vllm" else None
+    if deployment.engine.name == "sglang" and wanted == "fp8":
+        method = "fp8"
     return (method, None) if method is not None else (None, f"needs a {wanted} checkpoint")
 
 

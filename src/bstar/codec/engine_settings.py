@@ -87,6 +87,11 @@ def text(key: str) -> Handler:
     return handle
 
 
+def _elsewhere(settings: Settings, argument: Argument) -> bool:
+    """A flag that names a file, read by `parse_command`."""
+    return True
+
+
 def apply(handlers: Mapping[str, Handler], arguments: Iterable[Argument]) -> tuple[Settings, list[str], list[str]]:
     """(settings, unmodelled as written, unknown as written) of the arguments, the last of a flag winning."""
     settings: Settings = {}
@@ -228,7 +233,7 @@ TRTLLM: dict[str, Handler] = {
     "max_batch_size": integer("max_num_seqs"), "max_num_tokens": integer("max_num_batched_tokens"),
     "max_seq_len": _length, "free_gpu_memory_fraction": number("gpu_memory_utilization"),
     "kv_cache_dtype": _kv_dtype, "enable_chunked_prefill": truth("enable_chunked_prefill"),
-    "disable_kv_cache_reuse": truth("enable_prefix_caching", negate=True),
+    "disable_kv_cache_reuse": truth("enable_prefix_caching", negate=True), "extra_llm_api_options": _elsewhere,
 }  # fmt: skip
 
 HANDLERS: dict[str, dict[str, Handler]] = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}

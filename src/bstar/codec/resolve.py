@@ -36,9 +36,8 @@ def resolve_model(
     if not name or "\0" in name:
         raise ConfigError(f"model: the name is empty or holds a zero byte; {_REMEDY}")
     path = _local_path(name)
-    model, hint = (_from_path(path, overrides), None) if path is not None else _from_name(name, overrides)
-    wanted = weight_dtype if weight_dtype is not None else hint
-    return with_weight_dtype(model, wanted) if wanted is not None else model
+    model = _from_path(path, overrides) if path is not None else _from_name(name, overrides)
+    return with_weight_dtype(model, weight_dtype) if weight_dtype is not None else model
 
 
 def with_weight_dtype(model: ModelSpec, weight_dtype: str) -> ModelSpec:
@@ -50,7 +49,7 @@ def with_weight_dtype(model: ModelSpec, weight_dtype: str) -> ModelSpec:
     wanted = tensor_format(weight_dtype)
     if any(_same_kind(wanted, g.formats.default) for g in model.layers):
         return model
-    changed = model.with_weight_format(wanted)
+    changed = replace(model.with_weight_format(wanted), converted_from=model.converted_from or model.weight_dtype)
     if wanted.bits == 16 and wanted.name in ("bf16", "fp16"):
         changed = replace(changed, dtype=wanted.name)
     return changed
@@ -139,29 +138,33 @@ def _with_checkpoint(model: ModelSpec, folder: Path) -> ModelSpec:
     return replace(model, checkpoint_weight_bytes=read_safetensors_folder(folder).total_bytes)
 
 
-def _from_name(name: str, overrides: Mapping[str, int] | None) -> tuple[ModelSpec, str | None]:
+def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:
     from bstar.catalog.models import get_entry
 
     entry = get_entry(name)
     if entry is not None:
-        model = _parse(entry.config, entry.hf_quant_config, name=entry.id, source=entry.source, overrides=overrides)
-        return model, entry.weight_format_hint
+        hint = entry.weight_format_hint
+        model = _parse(entry.config, entry.hf_quant_config, name=entry.id if hint is None else name,
+                       source=entry.source, overrides=overrides)
+        return model if hint is None else _hinted(model, hint)
     from bstar.codec.hub import HUB_ID, fetch_config
 
     if overrides and by_hand.describes_a_model(overrides):
-        return _by_hand(name, overrides), None
+        return _by_hand(name, overrides)
     if HUB_ID.match(name):
         config, quant, address = fetch_config(name)
-        return _parse(config, quant, name=name.rpartition("/")[2], source=address, overrides=overrides), None
-    raise NotInCatalogError("model", name[:120], suggestions=_suggestions(name), remedy=_REMEDY)
+        return _parse(config, quant, name=name, source=address, overrides=overrides)
+    from bstar.catalog.models import suggest
+
+    raise NotInCatalogError("model", name[:120], suggestions=suggest(name), remedy=_REMEDY)
 
 
-def _suggestions(name: str) -> tuple[str, ...]:
-    from difflib import get_close_matches
-
-    from bstar.catalog.models import entry_ids
-
-    return tuple(get_close_matches(name.rpartition("/")[2].lower(), entry_ids(), n=3, cutoff=0.6))
+def _hinted(model: ModelSpec, hint: str) -> ModelSpec:
+    """The model stored as a suffix of its name says ("…-FP8"): a checkpoint of its own, nothing to convert."""
+    if hint.startswith("gguf:"):
+        raise ConfigError(f"model: {model.name!r} is a GGUF quantization, whose tensors differ in type; "
+                          "give the path of the .gguf file, or the model's name with --weight-dtype")
+    return replace(with_weight_dtype(model, hint), converted_from=None)
 
 
 def _parse(

@@ -86,6 +86,8 @@ class ModelSpec:
     embedding        lookup table(s): read by row, never streamed
     tied             the head is the embedding table (then it is streamed as the head, stored once)
     kv_cache_dtype   what the checkpoint asks the cache to be ("fp8", …), or None: engine's default
+    converted_from   the checkpoint's own weight dtype where `weight_dtype` is not what it stores (the
+                     engine has to quantize while loading, or another checkpoint is needed), else None
     source           where the description came from (catalog file, path)
     """
 
@@ -107,6 +109,7 @@ class ModelSpec:
     num_mtp_layers: int = 0
     multimodal: bool = False
     checkpoint_weight_bytes: int | None = None
+    converted_from: str | None = None
     source: str = ""
     notes: tuple[str, ...] = field(default=())
 

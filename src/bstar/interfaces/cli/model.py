@@ -43,7 +43,7 @@ Examples:
     click.option("--attention-dp", type=POSITIVE, default=1, metavar="N", help="… data-parallel attention."),
     click.option("--batch", type=POSITIVE, metavar="B",
                  help="Tokens of the decode step that streamed weight bytes are for (MoE: default all experts)."),
-    by_hand_options,
+    by_hand_options(hidden=False),
     units_option,
     json_option,
 )

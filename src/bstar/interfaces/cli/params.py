@@ -97,12 +97,16 @@ _HELP = {
     "tie_embeddings": "1: the head is the embedding table.",
 }  # fmt: skip
 
-by_hand_options = apply(*(
-    click.option(flag_name(key), "hand_" + key, type=COUNT, metavar="N", help="By hand: " + _HELP[key],
-                 hidden=key in ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-                                "dense_layers", "tie_embeddings"))
-    for key in KEYS
-))
+_RARE = frozenset({"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "dense_layers", "tie_embeddings"})
+
+
+def by_hand_options(*, hidden: bool) -> Callable[[F], F]:
+    """The sizes of a model by hand; `hidden` keeps them out of --help (all work everywhere)."""
+    return apply(*(
+        click.option(flag_name(key), "hand_" + key, type=COUNT, metavar="N", help="By hand: " + _HELP[key],
+                     hidden=hidden or key in _RARE)
+        for key in KEYS
+    ))
 
 
 def take_by_hand(options: dict[str, Any]) -> dict[str, int] | None:

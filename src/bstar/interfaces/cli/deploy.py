@@ -1,0 +1,181 @@
+"""The DEPLOY options, the same for every command, and the Deployment that they describe.
+
+Precedence, weakest first: --file, --from-command, the flags. What is set nowhere is the engine version's
+default for the device and model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError
+from bstar.interfaces.cli import output
+from bstar.interfaces.cli.params import (
+    BANDWIDTH,
+    ENGINE_INT,
+    MODEL_LEN,
+    POSITIVE,
+    SIZE,
+    apply,
+    by_hand_options,
+    dtype_options,
+    take_by_hand,
+)
+
+if TYPE_CHECKING:
+    from bstar.specs.deployment import Deployment
+
+_ENGINE_FLAGS = apply(
+    click.option("--engine", metavar="NAME[@VERSION]", help="vllm, sglang or trtllm; default: the newest vLLM known."),
+    click.option("--max-num-seqs", type=ENGINE_INT, metavar="N"),
+    click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N"),
+    click.option("--max-model-len", type=MODEL_LEN, metavar="N|auto"),
+    click.option("--gpu-memory-utilization", type=float, metavar="F"),
+    click.option("--block-size", type=ENGINE_INT, metavar="N"),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None),
+    click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None),
+    click.option("--async-scheduling/--no-async-scheduling", default=None),
+    click.option("--enforce-eager", is_flag=True, default=None),
+    click.option("--cudagraph-max-size", "--max-cudagraph-capture-size", "cudagraph_max_size", type=ENGINE_INT,
+                 metavar="N"),
+    click.option("--num-gpu-blocks-override", type=ENGINE_INT, metavar="N"),
+    click.option("--kv-cache-memory-bytes", type=SIZE, metavar="SIZE"),
+    click.option("--long-prefill-token-threshold", type=ENGINE_INT, metavar="N", hidden=True),
+    click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), hidden=True),
+    click.option("--num-speculative-tokens", type=ENGINE_INT, metavar="N", hidden=True),
+)
+
+layout_options = apply(
+    click.option("--tp", "--tensor-parallel-size", "tp", type=POSITIVE, metavar="N", help="Tensor parallelism."),
+    click.option("--pp", "--pipeline-parallel-size", "pp", type=POSITIVE, metavar="N", help="Pipeline parallelism."),
+    click.option("--dp", "--data-parallel-size", "dp", type=POSITIVE, metavar="N",
+                 help="Copies behind one endpoint (vLLM with experts: data-parallel attention)."),
+    click.option("--ep", type=POSITIVE, metavar="N", help="Expert-parallel ranks."),
+    click.option("--enable-expert-parallel", is_flag=True, default=None, help="ep = tp · dp, as vLLM's flag."),
+    click.option("--attention-dp", type=POSITIVE, metavar="N", help="Data-parallel attention over shared experts."),
+    click.option("--dcp", "--decode-context-parallel-size", "dcp", type=POSITIVE, metavar="N",
+                 help="Decode-context parallelism."),
+)
+
+_DEVICE_FIGURES = apply(
+    click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's, 80GiB."),
+    click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s",
+                 help="Instead of the catalog's, 3.3TB/s."),
+)
+
+_SOURCES = apply(
+    click.option("--from-command", metavar='"vllm serve …"', help="Take model and flags from a launch command."),
+    click.option("--file", "spec_file", type=click.Path(path_type=Path), metavar="F",
+                 help="Take them from a yaml, toml or json file (strict)."),
+    click.option("--save-spec", type=click.Path(path_type=Path), metavar="F", help="Write them to such a file."),
+)
+
+deploy_options = apply(
+    click.option("--gpu", metavar="G", help="Device id or alias (bstar catalog devices)."),
+    layout_options, dtype_options, _ENGINE_FLAGS, _SOURCES, _DEVICE_FIGURES,
+    by_hand_options(hidden=True),
+)
+
+_KEYS = (
+    "gpu", "tp", "pp", "dp", "ep", "enable_expert_parallel", "attention_dp", "dcp", "weight_dtype", "kv_cache_dtype",
+    "engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
+    "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
+    "num_gpu_blocks_override", "kv_cache_memory_bytes", "long_prefill_token_threshold", "scheduling_policy",
+    "num_speculative_tokens", "gpu_memory_bytes", "bandwidth_bytes_per_s",
+)  # fmt: skip
+
+
+def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
+    """The Deployment that the options describe; they are removed from `options`.
+
+    Notes what of a launch command is not modelled. Raises SpecError where model or GPU is not named.
+    """
+    from bstar.interfaces.deployments import deployment
+
+    keywords = take_keywords(model, options)
+    for key, what in (("model", "MODEL, --from-command or --file"), ("gpu", "--gpu (bstar catalog devices lists them)")):
+        if not keywords.get(key):
+            raise SpecError(f"{key}: none given; say it with {what}")
+    built = deployment(**keywords)
+    note_engine(built)
+    return built
+
+
+def take_keywords(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of `bstar.deployment` in the order of precedence; saved where --save-spec says so."""
+    keywords: dict[str, Any] = {}
+    spec_file, command = options.pop("spec_file", None), options.pop("from_command", None)
+    save = options.pop("save_spec", None)
+    if spec_file is not None:
+        from bstar.codec.spec_files import read_deployment_file
+
+        keywords |= read_deployment_file(spec_file)
+    if command is not None:
+        keywords |= _from_command(command)
+    flags = {key: options.pop(key, None) for key in _KEYS}
+    keywords |= {key: value for key, value in flags.items() if value is not None}
+    overrides = take_by_hand(options)
+    if overrides:
+        keywords["model_overrides"] = overrides
+    if model is not None:
+        keywords["model"] = model
+    if save is not None:
+        from bstar.codec.spec_files import write_deployment_file
+
+        write_deployment_file(save, keywords)
+    return keywords
+
+
+def _from_command(text: str) -> dict[str, Any]:
+    from bstar.codec.engine_command import parse_command
+
+    command = parse_command(text)
+    keywords = dict(command.settings)
+    keywords["engine"] = command.engine_at_version
+    if command.model is not None:
+        keywords["model"] = command.model
+    if command.unmodelled:
+        output.warn(f"not modelled: {', '.join(command.unmodelled)}")
+        keywords["unmodelled"] = command.unmodelled
+    if command.unknown:
+        output.warn(f"not a flag of {command.engine}: {', '.join(command.unknown)}")
+    return keywords
+
+
+def note_engine(built: Deployment) -> None:
+    """One line on stderr where the engine version is newer than what the catalog knows."""
+    from bstar.catalog.engines import engine_defaults
+
+    note = engine_defaults(built.engine.name, built.engine.version, built.device).note
+    if note:
+        output.warn(note)
+
+
+def headline(built: Deployment) -> str:
+    """ "H100 SXM 80GB × 4 (tp 4) · vLLM 0.32.0 · bf16 weights, bf16 KV"."""
+    p = built.parallel
+    layout = ", ".join(f"{name} {value}" for name, value in (
+        ("tp", p.tp), ("pp", p.pp), ("dp", p.dp), ("attention dp", p.attention_dp), ("ep", p.ep), ("dcp", p.dcp))
+        if value > 1)
+    devices = f"{p.num_devices} × {built.device.name}" + (f" ({layout})" if layout else "")
+    return (f"{devices} · {built.engine.name} {built.engine.version} · {built.model.weight_dtype} weights, "
+            f"{built.kv_format.name} KV")
+
+
+def describe(built: Deployment) -> dict[str, Any]:
+    """The deployment as JSON: what was resolved, so that a reader sees every default."""
+    p, e = built.parallel, built.engine
+    return {
+        "model": built.model.name, "gpu": built.device.id, "num_gpus": p.num_devices,
+        "tp": p.tp, "pp": p.pp, "dp": p.dp, "attention_dp": p.attention_dp, "ep": p.ep, "dcp": p.dcp,
+        "weight_dtype": built.model.weight_dtype, "kv_dtype": built.kv_format.name,
+        "engine": e.name, "engine_version": e.version, "max_num_seqs": e.max_num_seqs,
+        "max_num_batched_tokens": e.max_num_batched_tokens, "max_model_len": e.max_model_len,
+        "gpu_memory_utilization": e.gpu_memory_utilization, "block_size": e.block_size,
+        "enable_prefix_caching": e.enable_prefix_caching, "enable_chunked_prefill": e.enable_chunked_prefill,
+        "async_scheduling": e.async_scheduling, "enforce_eager": e.enforce_eager,
+        "cudagraph_max_size": e.cudagraph_max_size, "unmodelled": list(e.unmodelled),
+    }  # fmt: skip

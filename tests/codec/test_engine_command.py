@@ -1,0 +1,241 @@
+"""Engine command lines: what people paste is read as the engines read it, and nothing is dropped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bstar.codec.build import build_deployment
+from bstar.codec.engine_command import format_command, parse_command
+from bstar.codec.engine_flags import grammar
+from bstar.codec.engine_values import engine_int, max_model_len
+from bstar.errors import BstarError, ConfigError, SpecError
+from bstar.specs.attention import GroupedQueryAttention
+from bstar.specs.deployment import Deployment
+from bstar.specs.ffn import DenseFfn, MoeFfn
+from bstar.specs.model import LayerGroup, ModelSpec
+from bstar.specs.tensors import WeightTensor
+
+
+def _model(*, moe: bool = False) -> ModelSpec:
+    ffn = MoeFfn(num_experts=64, top_k=4, width=512) if moe else DenseFfn(width=4096)
+    attention = GroupedQueryAttention(num_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128)
+    table = WeightTensor(name="embed_tokens", role="embedding", rows=32000, columns=4096, shard="vocab", matmul=False)
+    head = WeightTensor(name="lm_head", role="lm_head", rows=32000, columns=4096, shard="vocab")
+    return ModelSpec(
+        name="org/test-model-of-no-catalog", architecture="X", hidden_size=4096, vocab_size=32000,
+        max_context_tokens=131072, layers=(LayerGroup(indices=tuple(range(8)), mixer=attention, ffn=ffn),),
+        embedding=(table,), lm_head=(head,))
+
+
+def test_a_plain_vllm_line() -> None:
+    parsed = parse_command("vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-num-seqs=64 --max_model_len 8k --port 8000")
+    assert (parsed.engine, parsed.model) == ("vllm", "meta-llama/Llama-3.1-8B")
+    assert dict(parsed.settings) == {"tp": 2, "max_num_seqs": 64, "max_model_len": 8000}
+    assert parsed.unmodelled == ("--port 8000",)
+    assert parsed.unknown == ()
+
+
+@pytest.mark.parametrize(("text", "model", "engine"), [
+    ("python -m vllm.entrypoints.openai.api_server --model a/b --tensor-parallel-size 2", "a/b", "vllm"),
+    ("python3 /x/site-packages/vllm/entrypoints/openai/api_server.py --model a/b -tp=2", "a/b", "vllm"),
+    ("$ CUDA_VISIBLE_DEVICES=0,1 nohup vllm serve a/b \\\n  -tp 2 \\\n --port 1 > log 2>&1 &", "a/b", "vllm"),
+    ("docker run --gpus all -p 8000:8000 --ipc=host -e HF_TOKEN=x vllm/vllm-openai:v0.11.0 --model a/b -tp 2",
+     "a/b", "vllm"),
+    ("docker run --name vllm --rm -it vllm/vllm-openai:latest a/b --tensor-parallel-size 2", "a/b", "vllm"),
+    ("cd /srv && source .venv/bin/activate && vllm serve a/b -tp 2 && echo done", "a/b", "vllm"),
+    ("bash -c \"ulimit -n 65536; vllm serve a/b --tensor_parallel_size 2\"", "a/b", "vllm"),
+    ("/opt/venv/bin/vllm serve --model a/b --tensor-parallel-size 2  # a remark", "a/b", "vllm"),
+    ("vllm serve --tensor-parallel-size 2 a/b", "a/b", "vllm"),
+    ("vllm serve a/b --tensor-par 2", "a/b", "vllm"),
+    ("python -m sglang.launch_server --model-path a/b --tp 2 --trust-remote-code", "a/b", "sglang"),
+    ("sglang serve --model-path a/b --tp-size 2", "a/b", "sglang"),
+    ("docker run lmsysorg/sglang:v0.5.3-cu126 python3 -m sglang.launch_server --model a/b --tp 2", "a/b", "sglang"),
+    ("trtllm-serve a/b --tp_size 2", "a/b", "trtllm"),
+    ("mpirun -n 2 trtllm-llmapi-launch trtllm-serve serve a/b --tp-size 2", "a/b", "trtllm"),
+])  # fmt: skip
+def test_launchers(text: str, model: str, engine: str) -> None:
+    parsed = parse_command(text)
+    assert (parsed.engine, parsed.model, parsed.settings["tp"]) == (engine, model, 2)
+
+
+def test_versions_come_from_image_tags() -> None:
+    assert parse_command("docker run vllm/vllm-openai:v0.19.0 --model a/b").engine_at_version == "vllm@0.19.0"
+    assert parse_command("docker run vllm/vllm-openai:latest --model a/b").version is None
+    text = "docker run lmsysorg/sglang:v0.5.3-cu126 sglang serve --model-path a/b"
+    assert parse_command(text).engine_at_version == "sglang@0.5.3"
+
+
+def test_json_values_and_dotted_keys() -> None:
+    text = """vllm serve a/b --speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}' \
+      --compilation-config '{"cudagraph_capture_sizes": [1, 2, 64]}' -O3"""
+    parsed = parse_command(text)
+    assert dict(parsed.settings) == {"num_speculative_tokens": 3, "cudagraph_max_size": 64}
+    assert any("eagle3" in flag for flag in parsed.unmodelled)
+    assert "-O3" in parsed.unmodelled
+    dotted = parse_command("vllm serve a/b --compilation-config.cudagraph_mode NONE")
+    assert dotted.settings["cudagraph_max_size"] == 0
+    assert parse_command("vllm serve a/b -O0").settings["cudagraph_max_size"] == 0
+    assert parse_command("vllm serve a/b --cudagraph-capture-sizes 1 2 4 8 --port 1").settings["cudagraph_max_size"] == 8
+
+
+def test_booleans_and_negations() -> None:
+    parsed = parse_command("vllm serve a/b --no-enable-prefix-caching --enable-chunked-prefill --enforce-eager")
+    assert dict(parsed.settings) == {
+        "enable_prefix_caching": False, "enable_chunked_prefill": True, "enforce_eager": True}
+    assert parse_command("vllm serve a/b --no-async-scheduling").settings["async_scheduling"] is False
+
+
+def test_unknown_flags_are_reported_and_unmodelled_ones_listed() -> None:
+    parsed = parse_command("vllm serve a/b --no-such-flag 3 --served-model-name x y --swap-space 4 --tool-call-parser z")
+    assert parsed.unknown == ("--no-such-flag 3",)
+    assert parsed.unmodelled == ("--served-model-name x y", "--swap-space 4", "--tool-call-parser z")
+
+
+def test_a_list_flag_does_not_swallow_the_model() -> None:
+    parsed = parse_command("vllm serve --served-model-name x y --max-model-len -1 --model a/b")
+    assert parsed.model == "a/b"
+    assert parsed.settings["max_model_len"] == -1
+
+
+@pytest.mark.parametrize("text", [
+    "", "ls -l", "vllm bench serve", "echo hello", "vllm serve a/b --max-num-seqs", "vllm serve 'a/b",
+    "vllm serve a/b --speculative-config notjson", "vllm serve a/b --config missing.yaml",
+    "vllm serve a/b --max-num-seqs many", "vllm serve a/b --gpu-memory-utilization lots",
+    "vllm serve a/b --max-num-batched-tokens 1.5K", "vllm serve a/b --dtype float7",
+    "python -m sglang.launch_server --model-path a/b --tp 4 --dp 3 --enable-dp-attention",
+])  # fmt: skip
+def test_bad_commands_are_one_line_errors(text: str) -> None:
+    with pytest.raises(BstarError) as caught:
+        parse_command(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_config_file_comes_before_the_flags(tmp_path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: a/b\nmax-num-seqs: 8\nenforce-eager: true\nserved-model-name: [x, y]\n"
+                    "speculative-config:\n  num_speculative_tokens: 2\n")
+    parsed = parse_command(f"vllm serve --config {path} --max-num-seqs 16")
+    assert parsed.model == "a/b"
+    assert dict(parsed.settings) == {"max_num_seqs": 16, "enforce_eager": True, "num_speculative_tokens": 2}
+
+
+def test_sglang_dp_attention_divides_tp() -> None:
+    parsed = parse_command("python -m sglang.launch_server --model-path a/b --tp 8 --dp 4 --enable-dp-attention "
+                           "--mem-fraction-static 0.85 --max-running-requests 512 --disable-radix-cache")
+    assert dict(parsed.settings) == {
+        "tp": 2, "attention_dp": 4, "gpu_memory_utilization": 0.85, "max_num_seqs": 512,
+        "enable_prefix_caching": False}
+
+
+def test_trtllm_options_file(tmp_path) -> None:
+    path = tmp_path / "o.yaml"
+    path.write_text("enable_attention_dp: true\nkv_cache_config:\n  dtype: fp8\n  free_gpu_memory_fraction: 0.8\n"
+                    "  enable_block_reuse: false\ncuda_graph_config:\n  max_batch_size: 256\nprint_iter_log: true\n")
+    parsed = parse_command(f"trtllm-serve a/b --tp_size 4 --extra_llm_api_options {path}")
+    assert dict(parsed.settings) == {
+        "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.8, "enable_prefix_caching": False,
+        "cudagraph_max_size": 256, "attention_dp": 4, "tp": 1}
+    assert parsed.unmodelled == ("print_iter_log: true",)
+
+
+def test_human_readable_integers_are_vllms() -> None:
+    assert [engine_int(t) for t in ("8192", "8k", "8K", "25.6k", "1M", "2g")] == [
+        8192, 8000, 8192, 25600, 1 << 20, 2 * 10**9]
+    assert max_model_len("auto") == max_model_len("-1") == -1
+    for bad in ("1.5K", "eight", "8kk", ""):
+        with pytest.raises(SpecError):
+            engine_int(bad)
+
+
+def test_every_vllm_flag_is_read_with_its_arity() -> None:
+    table = grammar("vllm")
+    for name, flag in table.flags.items():
+        values = {"switch": [], "boolean": [], "value": ["1"], "optional": ["1"], "list": ["1", "2"]}[flag.kind]
+        if flag.dest in ("model", "config", "speculative_config", "compilation_config"):
+            continue
+        if flag.dest in ("dtype", "kv_cache_dtype"):
+            values = ["auto"]
+        parsed = parse_command(shlex.join(["vllm", "serve", "org/model", name, *values, "--port", "1"]))
+        assert parsed.model == "org/model", name
+        assert parsed.unknown == (), name
+        assert len(parsed.settings) + len(parsed.unmodelled) >= 1
+
+
+_VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=0, max_size=20)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(
+    st.sampled_from(["vllm", "serve", "--model", "a/b", "-tp", "--max-num-seqs", "--", "&&", "-O", "=", "{", "'", "\\"]),
+    _VALUES), max_size=12))
+def test_any_words_give_a_command_or_a_one_line_error(words: list[str]) -> None:
+    for text in (" ".join(words), "vllm serve a/b " + " ".join(words), shlex.join(words)):
+        try:
+            parsed = parse_command(text)
+        except BstarError as error:
+            assert "\n" not in str(error)
+        else:
+            assert parsed.engine in ("vllm", "sglang", "trtllm")
+
+
+@st.composite
+def _deployments(draw: st.DrawFn) -> tuple[Deployment, dict[str, object]]:
+    engine = draw(st.sampled_from(["vllm", "vllm@0.19.0", "sglang", "trtllm"]))
+    moe = draw(st.booleans())
+    length = draw(st.integers(1024, 131072))
+    seqs = draw(st.integers(1, 1024))
+    keywords: dict[str, object] = {
+        "engine": engine, "max_num_seqs": seqs, "max_model_len": length,
+        "max_num_batched_tokens": draw(st.integers(max(1024, seqs), 16384)),
+        "gpu_memory_utilization": draw(st.integers(50, 99)) / 100,
+        "tp": draw(st.sampled_from([1, 2, 4, 8])),
+    }
+    if moe and engine.startswith("vllm"):
+        keywords["enable_expert_parallel"] = draw(st.booleans())
+        keywords["dp"] = draw(st.sampled_from([1, 2]))
+    if not engine.startswith("trtllm"):
+        keywords["enable_prefix_caching"] = draw(st.booleans())
+        keywords["kv_cache_dtype"] = draw(st.sampled_from(["auto", "fp8"]))
+        keywords["enforce_eager"] = draw(st.booleans())
+        keywords["async_scheduling"] = draw(st.booleans())
+    if engine.startswith("vllm"):
+        keywords["num_gpu_blocks_override"] = draw(st.one_of(st.none(), st.integers(1, 10**6)))
+        keywords["block_size"] = draw(st.sampled_from([None, 16, 32, 64]))
+        keywords["scheduling_policy"] = draw(st.sampled_from(["fcfs", "priority"]))
+        keywords["long_prefill_token_threshold"] = draw(st.sampled_from([0, 2048]))
+    return build_deployment(_model(moe=moe), "h100-sxm-80gb", **keywords), keywords  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=60)
+@given(_deployments())
+def test_a_formatted_command_builds_the_same_deployment(drawn: tuple[Deployment, dict[str, object]]) -> None:
+    deployment, keywords = drawn
+    parsed = parse_command(format_command(deployment, model="a/b"))
+    assert (parsed.model, parsed.unmodelled, parsed.unknown) == ("a/b", (), ())
+    rebuilt = build_deployment(
+        deployment.model, deployment.device, **{**parsed.settings, "engine": str(keywords["engine"])})
+
+    def normalised(d: Deployment) -> Deployment:
+        fp8 = "fp8" if d.engine.kv_cache_dtype.startswith("fp8") else d.engine.kv_cache_dtype
+        return replace(d, engine=replace(d.engine, kv_cache_dtype=fp8))
+
+    assert normalised(rebuilt) == normalised(deployment)
+
+
+def test_unmodelled_flags_ride_along() -> None:
+    parsed = parse_command("vllm serve a/b --port 8000 --speculative-config '{\"num_speculative_tokens\": 2}'")
+    deployment = build_deployment(_model(), "h100-sxm-80gb", unmodelled=parsed.unmodelled, **parsed.settings)
+    again = parse_command(format_command(deployment, model="a/b"))
+    assert again.unmodelled == parsed.unmodelled
+    assert json.loads(again.unmodelled[1].split("'")[1]) == {"num_speculative_tokens": 2}
+
+
+def test_too_long_a_command_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        parse_command("vllm serve a/b " + "x " * 100_000)
