@@ -18,10 +18,10 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from bstar.errors import ConfigError, InputError, NotInCatalogError
-from bstar.specs.device import DeviceSpec, LinkSpec, Price
+from bstar.specs.device import DeviceSpec, LinkSpec, Price, Provenance
 
 PROBED_IDS = ("cpu",)
 INDEX_NAME = "_index.json"
@@ -111,13 +111,14 @@ def normalized(name: str) -> str:
 # --- parsing ------------------------------------------------------------------------------------------
 
 
-def _parse(text: str, where: str) -> DeviceSpec:
+def _parse(text: str, name: str) -> DeviceSpec:
+    where = f"gpu file {name!r}"
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"gpu file {where!r}: not TOML ({error})") from None
+        raise ConfigError(f"{where}: not TOML ({error})") from None
     except RecursionError:
-        raise ConfigError(f"gpu file {where!r}: nested too deeply") from None
+        raise ConfigError(f"{where}: nested too deeply") from None
     for key, kind in (("link", LinkSpec), ("pcie", LinkSpec), ("inter_node", LinkSpec), ("price", Price)):
         if key in raw:
             raw[key] = _build(kind, raw[key], f"{where}: [{key}]")
@@ -127,29 +128,29 @@ def _parse(text: str, where: str) -> DeviceSpec:
 def _build(kind: type[_T], raw: Any, where: str) -> _T:
     """A spec from a TOML table: every key known, every value of the field's type."""
     if not isinstance(raw, dict):
-        raise ConfigError(f"gpu file {where!r}: must be a table, is {raw!r}")
+        raise ConfigError(f"{where}: must be a table, is {_shown(raw)}")
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in raw:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"; did you mean {close[0]}?" if close else f"; known keys: {', '.join(known)}"
-            raise ConfigError(f"gpu file {where!r}: unknown key {key!r}{hint}")
+            raise ConfigError(f"{where}: unknown key {_shown(key)}{hint}")
     missing = [
         f.name for f in known.values()
         if f.name not in raw and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]  # fmt: skip
     if missing:
-        raise ConfigError(f"gpu file {where!r}: lacks {', '.join(missing)}")
+        raise ConfigError(f"{where}: lacks {', '.join(missing)}")
     values = {key: _converted(value, str(known[key].type), f"{where}: {key}") for key, value in raw.items()}
     try:
         return kind(**values)
     except InputError as error:
-        raise ConfigError(f"gpu file {where!r}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _converted(value: Any, declared: str, where: str) -> Any:
     kind = declared.split("[")[0].split(" |")[0]
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30  # NaN fails too
     if kind == "tuple" and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
     if kind == "Mapping" and isinstance(value, dict):
@@ -158,11 +159,20 @@ def _converted(value: Any, declared: str, where: str) -> Any:
         return float(value)
     if kind == "int" and number and value == int(value):
         return int(value)
-    if (kind == "bool" and isinstance(value, bool)) or (kind in ("str", "Provenance") and isinstance(value, str)):
+    if (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
+        return value
+    if kind == "Provenance" and value in get_args(Provenance):
         return value
     if kind in ("LinkSpec", "Price"):
         return value
-    raise ConfigError(f"gpu file {where!r}: must be {declared}, is {value!r}")
+    wanted = "one of " + ", ".join(get_args(Provenance)) if kind == "Provenance" else declared
+    raise ConfigError(f"{where}: must be {wanted}, is {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """`value` for a message: one short line."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # --- finding ------------------------------------------------------------------------------------------
