@@ -1,0 +1,262 @@
+"""What the requests of a workload experience on one replica: closed forms, evaluated on the request draws.
+
+Open loop at rate λ, D decode tokens a request, T(n) the step of n sequences, c(n) what a prefill adds:
+
+    a step with its share of prefill    s(n) = T(n)/(1 − λ·c(n))
+    number in flight                    π(n) ∝ Π λ·D·s(k)/k          (processor sharing; queueing.sharing)
+    most that n in flight can carry     λ(n) = 1/(c(n) + D·T(n)/n)   Little's law at a full batch
+    TTFT   = admission (no place free) + age of the running step + prefill queue (M/G/1, Kingman's factor for
+             bursts) + its own chunks
+    TPOT   = T at the crowd that it meets + the prefills of others that fall into it
+    E2E    = TTFT + D·TPOT
+
+Closed loop of C clients: n solves n + in prefill + waiting = C; λ(n) as above.
+Known limits are in docs/planning.md; the simulator checks the shortlist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.planning.draws import RequestDraws
+from bstar.planning.replica import Replica, attention_pairs, mean_prefill_s
+from bstar.queueing.general import kingman_mean_wait_s, mg1_wait_quantile_s
+from bstar.queueing.sharing import in_flight_distribution
+from bstar.specs.slo import Slo
+from bstar.traffic.lengths import normal_quantile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcomes:
+    """Per lane (first axis) and request draw (second axis); inf in lanes that are not stable.
+
+    tpot_s is nan for requests of one token: they have none and meet any TPOT limit.
+    """
+
+    ttft_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+    rate_per_s: Floats
+    in_flight: Floats
+    step_s: Floats
+    queued_fraction: Floats
+    prefill_fraction: Floats
+    stable: NDArray[np.bool_]
+
+    def meets(self, slo: Slo) -> NDArray[np.bool_]:
+        """Which draws meet every limit; shape (lanes, count)."""
+        good = np.broadcast_to(self.stable[:, None], self.ttft_s.shape).copy()
+        if slo.ttft_s is not None:
+            good &= self.ttft_s <= slo.ttft_s
+        if slo.tpot_s is not None:
+            good &= ~(self.tpot_s > slo.tpot_s)
+        if slo.e2e_s is not None:
+            good &= self.e2e_s <= slo.e2e_s
+        return good
+
+    def attainment(self, slo: Slo) -> Floats:
+        """Share of requests that meet every limit jointly; shape (lanes,)."""
+        return np.asarray(self.meets(slo).mean(axis=1))
+
+
+def saturated_rate_per_s(replica: Replica, draws: RequestDraws) -> Floats:
+    """λ(n) = 1/(c(n) + D·T(n)/n) for n = 1 … N: the throughput of a replica that is kept at n in flight."""
+    decode = draws.mean_decode_tokens
+    batch = np.arange(1, replica.largest_batch + 1)
+    rate = batch / np.maximum(decode * replica.decode_step_s, 1e-12)
+    for _ in range(3):  # c depends a little on the rate: how many prompts share a step
+        rate = 1.0 / (mean_prefill_s(replica, draws, rate) + decode * replica.decode_step_s / batch)
+    return rate
+
+
+def open_outcomes(
+    replica: Replica, draws: RequestDraws, rate_per_s: Floats, cap: Ints, *, gap_cv_squared: float = 1.0
+) -> Outcomes:
+    """An open loop: `rate_per_s` (lanes,) requests arrive whatever happens; `cap` (lanes,) places."""
+    rate = np.asarray(rate_per_s, dtype=np.float64)
+    busy = rate[:, None] * mean_prefill_s(replica, draws, rate[:, None])
+    with np.errstate(divide="ignore"):
+        step = np.where(busy < 1.0, replica.decode_step_s / np.maximum(1.0 - busy, 1e-12), np.inf)
+    step = np.minimum(step, 1e12)
+    decode = draws.mean_decode_tokens
+    crowd = in_flight_distribution(rate * max(decode, 1e-9), step, cap)
+    stable = crowd.stable & (np.take_along_axis(busy, cap[:, None] - 1, axis=1)[:, 0] < 1.0)
+    mean = np.where(stable, crowd.mean, cap)
+    met = _crowd_met(crowd.probability, draws.crowd, cap)
+    peaked = (1.0 + gap_cv_squared) / 2.0  # bursts widen the number in flight: Kingman's factor
+    met = np.clip(mean[:, None] + (met - mean[:, None]) * np.sqrt(peaked), 0.0, cap[:, None])
+    admission = _admission_s(draws, crowd.queued_fraction, rate, cap, step, gap_cv_squared)
+    return _experience(replica, draws, rate, mean, met, admission, crowd.queued_fraction, stable, gap_cv_squared)
+
+
+def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap: Ints) -> Outcomes:
+    """A closed loop: `clients` (lanes,) each send their next request when the last one is done; `cap` places."""
+    waiting_for = np.minimum(clients, cap)
+    low, high = np.full(clients.shape, 1e-3), waiting_for.astype(np.float64)
+    rates = saturated_rate_per_s(replica, draws)
+    grid = np.arange(1, replica.largest_batch + 1, dtype=np.float64)
+    decode = draws.mean_decode_tokens
+    new = float(draws.new_tokens.mean())
+
+    costs = 1.0 / rates - decode * replica.decode_step_s / grid
+    others = (waiting_for - 1) / waiting_for  # a client's own prefill stalls nobody but itself
+
+    def cost_at(n: Floats) -> Floats:
+        return np.asarray(np.interp(n, grid, np.maximum(costs, 0.0)))
+
+    def rate_at(n: Floats) -> Floats:
+        return np.asarray(1.0 / (cost_at(n) * others + decode * replica.step_s(n) / n))
+
+    def in_prefill(n: Floats) -> Floats:
+        rate = rate_at(n)
+        service = cost_at(n) + replica.step_s(n) * new / np.maximum(replica.token_budget - n, 1.0)
+        # Schweitzer's mean value analysis of the prefill queue among that many clients.
+        queue = rate * service / np.maximum(1.0 - rate * service * others, 1e-3)
+        joining = rate * np.minimum(n, 1.0) * (1.5 + replica.prefill_lag_steps) * replica.step_s(n)
+        return np.asarray(queue + joining)
+
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        over = middle + in_prefill(middle) > waiting_for
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    n = 0.5 * (low + high) if decode > 0 else np.zeros_like(low)
+    rate = rate_at(n) if decode > 0 else _prefill_only_rate(replica, draws, waiting_for)
+    spread = np.sqrt(np.maximum(n * (1.0 - n / waiting_for), 0.0))
+    z = normal_quantile(draws.crowd)
+    met = np.clip(n[:, None] + z * spread[:, None] - 1.0, 0.0, waiting_for[:, None] - 1.0)
+    admission = np.broadcast_to(((clients - waiting_for) / rate)[:, None], met.shape)
+    full = np.where(clients > cap, 1.0, 0.0)
+    return _experience(replica, draws, rate, n, met, admission, full, np.ones(n.shape, dtype=bool), 1.0, clients)
+
+
+def _prefill_only_rate(replica: Replica, draws: RequestDraws, clients: Floats) -> Floats:
+    """Requests per second of answers of one token: the prompts of all clients share steps."""
+    new = float(draws.new_tokens.mean())
+    together = np.minimum(clients * new, float(replica.token_budget))
+    step = replica.tokens_s(together)
+    pairs = float(attention_pairs(draws).mean()) * replica.pair_s
+    return 1.0 / (step * new / together + pairs)
+
+
+def _crowd_met(probability: Floats, rank: Floats, cap: Ints) -> Floats:
+    """The number in flight that each draw meets on arrival: the inverse of π's distribution function."""
+    cumulative = probability.cumsum(axis=-1)
+    met = np.stack([np.searchsorted(lane, rank) for lane in cumulative]).astype(np.float64)
+    return np.minimum(met, cap[:, None])
+
+
+def _admission_s(
+    draws: RequestDraws, queued_fraction: Floats, rate: Floats, cap: Ints, step: Floats, gap_cv_squared: float
+) -> Floats:
+    """Wait for a place: P(W > t) = P(full)·exp(−(μ − λ)·t), Allen–Cunneen's factor for what is not Poisson."""
+    decode = draws.mean_decode_tokens
+    if decode <= 0:
+        return np.zeros((rate.size, draws.crowd.size))
+    full_step = np.take_along_axis(step, cap[:, None] - 1, axis=1)[:, 0]
+    slack = cap / (decode * full_step) - rate
+    variation = (gap_cv_squared + float(draws.decode_tokens.var()) / decode**2) / 2.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        depth = np.log(queued_fraction[:, None] / (1.0 - draws.crowd))
+        wait = np.maximum(depth, 0.0) / slack[:, None] * variation
+    return np.where(slack[:, None] > 0, wait, np.inf)
+
+
+def _experience(
+    replica: Replica, draws: RequestDraws, rate: Floats, mean: Floats, met: Floats, admission: Floats,
+    queued_fraction: Floats, stable: NDArray[np.bool_], gap_cv_squared: float, clients: Floats | None = None,
+) -> Outcomes:  # fmt: skip
+    """TTFT, TPOT and E2E of every draw, given how many are in flight."""
+    new, decode = draws.new_tokens, draws.decode_tokens
+    at = np.maximum(mean, 1.0)[:, None]
+    budget = np.maximum(replica.token_budget - at, 1.0)
+    base = replica.step_s(at)
+    together = np.minimum(new + rate[:, None] * float(new.mean()) * base, budget)
+    cost = new * replica.marginal_prefill_s(at, together) + attention_pairs(draws) * replica.pair_s
+    held = cost / replica.pipeline_stages  # what a prefill takes from each stage, and so from everybody else
+    mean_cost, cost_square = held.mean(axis=1), (held * held).mean(axis=1)
+    others = 1.0 if clients is None else np.maximum(1.0 - 1.0 / clients, 0.0)
+    prefill_fraction = np.minimum(rate * mean_cost * others, 1.0 - 1e-9)
+
+    service = held + base * new / budget
+    queue = _prefill_wait_s(draws, rate, service, gap_cv_squared, clients)
+    here = replica.step_s(np.maximum(met, 1.0))
+    age = np.where(met > 0, (draws.phase + replica.prefill_lag_steps) * here, 0.0)
+    chunks = np.ceil(new / budget)
+    ttft = admission + age + queue + chunks * here + cost
+
+    pace = _pace_s(replica, draws, mean, met, prefill_fraction)
+    time = decode * pace
+    share = prefill_fraction[:, None] / (1.0 - prefill_fraction[:, None])
+    stalled = time * share
+    falls = rate[:, None] * (time + stalled)
+    variance = falls * ((cost_square - mean_cost**2) + gap_cv_squared * mean_cost**2)[:, None]
+    stall = _gamma_quantile(stalled, variance, draws.stall_z)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(decode > 0, pace + stall / decode, np.nan)
+    e2e = ttft + np.where(decode > 0, time + stall, 0.0)
+    lost = ~stable[:, None]
+    ttft, e2e = np.where(lost, np.inf, ttft), np.where(lost, np.inf, e2e)
+    tpot = np.where(lost & ~np.isnan(tpot), np.inf, tpot)
+    step = replica.step_s(np.maximum(mean, 1.0)) / (1.0 - prefill_fraction)
+    return Outcomes(
+        ttft_s=ttft, tpot_s=tpot, e2e_s=e2e, rate_per_s=rate, in_flight=mean, step_s=step, stable=stable,
+        queued_fraction=queued_fraction, prefill_fraction=prefill_fraction,
+    )  # fmt: skip
+
+
+def _prefill_wait_s(
+    draws: RequestDraws, rate: Floats, service: Floats, gap_cv_squared: float, clients: Floats | None
+) -> Floats:
+    """Wait behind the prompts that came before, by rank."""
+    mean = service.mean(axis=1)
+    square_cv = service.var(axis=1) / np.maximum(mean, 1e-12) ** 2
+    rho = rate * mean
+    if clients is not None:
+        # Among C clients the queue is at most C − 1 long (Schweitzer's approximation).
+        wait = mean * rho / np.maximum(1.0 - rho * (clients - 1) / clients, 1e-3) * (clients - 1) / clients
+        wait = np.minimum(wait, (clients - 1) * mean) * (1.0 + square_cv) / 2.0
+        rho = np.minimum(rho, 0.999)
+    else:
+        wait = kingman_mean_wait_s(rate, mean, square_cv, gap_cv_squared)
+    return mg1_wait_quantile_s(rho[:, None], wait[:, None], draws.wait)
+
+
+def _pace_s(
+    replica: Replica, draws: RequestDraws, mean: Floats, met: Floats, prefill_fraction: Floats
+) -> Floats:
+    """Mean step that a request sees while it decodes, prefills apart.
+
+    It starts at the crowd it met plus itself, and the crowd returns to its mean with the relaxation time
+    τ = D·s/(1 − n·s'/s); the longer a request lives, the more of that it averages out.
+    """
+    centre = np.maximum(mean, 1.0)
+    step = replica.step_s(centre)
+    slope = np.maximum(replica.step_s(centre + 1.0) - replica.step_s(np.maximum(centre - 1.0, 1.0)), 0.0) / np.maximum(
+        centre + 1.0 - np.maximum(centre - 1.0, 1.0), 1.0
+    )
+    elastic = np.clip(mean * slope / step, 0.0, 0.95)
+    relaxation = draws.mean_decode_tokens / (1.0 - elastic)
+    life = np.maximum(draws.decode_tokens / np.maximum(relaxation[:, None], 1e-9), 1e-6)
+    kept = np.sqrt(np.clip(2.0 / life * (1.0 - (1.0 - np.exp(-life)) / life), 0.0, 1.0))
+    own = np.minimum(met + 1.0, float(replica.largest_batch))
+    seen = centre[:, None] + (own - centre[:, None]) * kept
+    return replica.step_s(np.maximum(seen, 1.0))
+
+
+def _gamma_quantile(mean: Floats, variance: Floats, z: Floats) -> Floats:
+    """Quantile at Φ(z) of a gamma variable of that mean and variance, 0 where the mean is 0.
+
+    Wilson and Hilferty's cube of a normal; below shape 1 its mean is corrected, below 0.1 (fewer than one
+    stall in ten requests) the shape is held at 0.1.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shape = np.maximum(mean * mean / variance, 0.1)
+        root = 1.0 - 1.0 / (9.0 * shape) + z / (3.0 * np.sqrt(shape))
+        found = mean * np.maximum(root, 0.0) ** 3 / np.interp(shape, (0.1, 0.3, 1.0), (0.763, 0.968, 1.0))
+    return np.where((mean > 0) & (variance > 0), found, mean)

@@ -1,0 +1,91 @@
+"""One replica as the closed forms see it: step times by batch, prefill cost, room in the cache. Numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.planning.draws import RequestDraws
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replica:
+    """What the planner needs to know about one replica under one workload.
+
+    decode_step_s     T(n): expected time of a step of n decoding sequences at the mean context, n = 1 … N
+    floor_step_s      the bandwidth and compute floor of the same
+    token_grid, token_step_s   G(t): time of a step that computes t prompt tokens, attention apart
+    pair_s            time of one (query, key) pair of prefill attention, all layers
+    token_budget      max_num_batched_tokens
+    room_sequences    sequences whose cache fits, contexts at their mean (B_mem)
+    context_cv        coefficient of variation of the cache of one sequence in flight
+    pipeline_stages  a prefill passes them one after another and keeps each busy for its share of the time
+    prefill_lag_steps steps between a request's arrival in the engine and the one it joins (asynchronous scheduling)
+    """
+
+    decode_step_s: Floats
+    floor_step_s: Floats
+    token_grid: Floats
+    token_step_s: Floats
+    pair_s: float
+    token_budget: int
+    room_sequences: float
+    context_cv: float
+    prefill_lag_steps: float = 0.0
+    pipeline_stages: int = 1
+
+    @property
+    def largest_batch(self) -> int:
+        return int(self.decode_step_s.size)
+
+    def step_s(self, batch: Floats) -> Floats:
+        """T(n) at any real n ≥ 0, linear between whole batches; T(1) below 1."""
+        grid = np.arange(1, self.largest_batch + 1)
+        return np.interp(batch, grid, self.decode_step_s)
+
+    def tokens_s(self, tokens: Floats) -> Floats:
+        """G(t) at any real t."""
+        return np.interp(tokens, self.token_grid, self.token_step_s)
+
+    def marginal_prefill_s(self, batch: Floats, tokens: Floats) -> Floats:
+        """Seconds that one more prompt token adds to a step of `batch` decodes and `tokens` prompt tokens, in the mean.
+
+        A prompt token is nearly free while the step waits for the weights anyway, and costs its GEMMs beyond.
+        """
+        return (self.tokens_s(batch + tokens) - self.tokens_s(batch)) / tokens
+
+    def secure_room(self, *, z: float = 2.33) -> float:
+        """Sequences that fit together in 99 % of the moments (z = 2.33): n·m + z·σ·√n ≤ pool.
+
+        Sums of many independent contexts are nearly normal; few of them are not, and then this is cautious.
+        """
+        spread = z * self.context_cv
+        root = (-spread + np.sqrt(spread * spread + 4.0 * self.room_sequences)) / 2.0
+        return float(root * root)
+
+
+def attention_pairs(draws: RequestDraws) -> Floats:
+    """(query, key) pairs of each request's prefill: q·k + q(q + 1)/2; shape (count,)."""
+    new, cached = draws.new_tokens, draws.cached_tokens
+    return new * cached + new * (new + 1.0) / 2.0
+
+
+def mean_prefill_s(replica: Replica, draws: RequestDraws, rate_per_s: Floats) -> Floats:
+    """c(n): mean seconds that the prefill of one request keeps a stage from n = 1 … N decoding sequences.
+
+    `rate_per_s` broadcasts against (N,). The more prompts share a step, the fewer of their tokens ride free:
+    a step holds the prompt itself and what arrives while a decode step runs, within the token budget.
+    """
+    batch = np.arange(1, replica.largest_batch + 1, dtype=np.float64)
+    new = draws.new_tokens
+    mean_new = float(new.mean())
+    budget = np.maximum(replica.token_budget - batch, 1.0)
+    # Weighted by tokens: the step that a token is in holds the token's own prompt.
+    own = float((new * new).mean()) / mean_new
+    together = np.minimum(own + rate_per_s * mean_new * replica.decode_step_s, budget)
+    pairs = float(attention_pairs(draws).mean()) * replica.pair_s
+    return (replica.marginal_prefill_s(batch, together) * mean_new + pairs) / replica.pipeline_stages

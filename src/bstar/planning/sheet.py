@@ -1,0 +1,240 @@
+"""The physics sheet of a deployment: landmarks, step time, walls, recommended flags, each with its formula."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.errors import SpecError
+from bstar.latency.times import StepTime, decode_curve, decode_step_time
+from bstar.physics import landmarks as formulas_of
+from bstar.physics.deployment_landmarks import Landmarks
+from bstar.physics.landmarks import landmarks_of
+from bstar.physics.memory import memory_budget
+from bstar.physics.operators import compiled_step
+from bstar.planning.draws import RequestDraws, request_draws
+from bstar.planning.formulas import Formula, sheet_formulas
+from bstar.planning.limits import (
+    Recommendation,
+    largest_batch_within,
+    recommend_max_num_seqs,
+    recommend_token_budget,
+)
+from bstar.planning.replica import attention_pairs
+from bstar.planning.steps import PrefillCost, prefill_cost
+from bstar.specs.deployment import Deployment
+from bstar.specs.slo import Slo
+from bstar.specs.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A time by the floor (speed of light) and as expected, in seconds."""
+
+    floor: float
+    expected: float
+
+    def to_dict(self) -> dict[str, float]:
+        return {"floor": self.floor, "expected": self.expected}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """Everything `bstar explain` prints.
+
+    batch            sequences of the whole replica that the step times are for
+    step_time_s      one decode step of `batch` sequences at the mean context, prefill apart
+    b_slo            largest batch whose expected step, with its share of prefill, meets the TPOT limit
+    prefill_share_s  seconds of prefill that each sequence adds to each step (0 for a bare context)
+    bound_by         what most of the expected step goes to, or the wall that `batch` is over
+    """
+
+    deployment: Deployment
+    landmarks: Landmarks
+    b_slo: float | None
+    batch: float
+    arithmetic_intensity: float
+    step_time_s: Pair
+    time_per_output_token_amortized_s: Pair
+    by_operator: tuple[tuple[str, float, float], ...]
+    bound_by: str
+    shares: dict[str, float]
+    region: str | None
+    regions: tuple[tuple[str, float, float | None], ...]
+    recommended_max_num_seqs: Recommendation
+    recommended_max_num_batched_tokens: Recommendation
+    prefill_share_s: float
+    fits: bool
+    formulas: tuple[Formula, ...]
+    notes: tuple[str, ...]
+    provenance: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of `bstar explain`."""
+        lm = self.landmarks
+        names = ("b_star", "b_gemm", "b_compute", "b_mem", "b_mem_full", "b_tok")
+        return {
+            "model": self.deployment.model.name,
+            "gpu": self.deployment.device.id,
+            "num_gpus": self.deployment.parallel.num_devices,
+            "context_tokens": lm.context_tokens,
+            "batch": self.batch,
+            "ridge_point": lm.ridge_point,
+            "compute_dtype": lm.compute_dtype,
+            "arithmetic_intensity": self.arithmetic_intensity,
+            "arithmetic_intensity_limit": lm.arithmetic_intensity_limit,
+            "landmarks": {n: _json_number(getattr(lm, n)) for n in names} | {"b_slo": _json_number(self.b_slo)},
+            "region": self.region,
+            "regions": [{"name": name, "from": start, "to": stop} for name, start, stop in self.regions],
+            "step_time_s": self.step_time_s.to_dict(),
+            "time_per_output_token_amortized_s": self.time_per_output_token_amortized_s.to_dict(),
+            "by_operator": [{"name": n, "floor_s": f, "expected_s": e} for n, f, e in self.by_operator],
+            "bound_by": self.bound_by,
+            "shares": self.shares,
+            "prefill_share_s": self.prefill_share_s,
+            "recommended_max_num_seqs": self.recommended_max_num_seqs.to_dict(),
+            "recommended_max_num_batched_tokens": self.recommended_max_num_batched_tokens.to_dict(),
+            "fits": self.fits,
+            "formulas": [f.to_dict() for f in self.formulas],
+            "notes": list(self.notes),
+            "provenance": self.provenance,
+        }
+
+
+def explain(
+    deployment: Deployment, workload_or_context: Workload | float, *, batch: float | None = None, slo: Slo | None = None
+) -> Sheet:
+    """The physics sheet of `deployment` under a workload, or at one context length in tokens.
+
+    batch   sequences of the whole replica to evaluate the step at; None: the recommended max_num_seqs
+            (or 1 where nothing is recommended)
+    slo     None: no limits were asked for; an empty one (preset "batch") asks for throughput
+    A bare context has no prompts, so its steps carry no prefill. Raises SpecError for a batch below 1.
+    """
+    workload = workload_or_context if isinstance(workload_or_context, Workload) else None
+    if batch is not None and not (1 <= batch < float("inf")):
+        raise SpecError(f"batch: must be at least 1, is {batch}")
+    marks = landmarks_of(deployment, workload_or_context)
+    budget = memory_budget(deployment)
+    prefill = _PrefillShare.of(deployment, workload)
+    limit_s, notes = _tpot_limit_s(slo, prefill, deployment)
+
+    def step_of(batches: Floats) -> Floats:
+        expected = decode_curve(deployment, batches, marks.context_tokens).expected_s
+        return np.asarray(expected + prefill.per_step_s(batches))
+
+    b_slo = None if limit_s is None else largest_batch_within(step_of, limit_s)
+    ranks = deployment.parallel.attention_dp
+    sized = replace(slo, tpot_s=limit_s) if slo is not None and limit_s is not None else slo
+    seqs = recommend_max_num_seqs(marks, b_slo, sized, attention_dp=ranks, fits=budget.fits, why_not=budget.reason)
+    at = float(batch) if batch is not None else float((seqs.value or 1) * ranks)
+    tokens = recommend_token_budget(
+        lambda chunk: step_of(np.array([at])) + prefill.chunk_s(at / ranks, chunk),
+        default=deployment.engine.max_num_batched_tokens, max_num_seqs=max(int(at / ranks), 1),
+        b_gemm=marks.b_gemm / marks.sequences_per_rank, tpot_s=limit_s,
+    )  # fmt: skip
+    step = decode_step_time(deployment, at, marks.context_tokens)
+    floor, expected = step.floor_s, step.expected_s
+    share = float(prefill.per_step_s(np.array([at]))[0])
+    intensity, weights = _intensity(deployment, marks, at)
+    b_star = marks.b_star if marks.b_star is not None else math.inf
+    b_mem = marks.b_mem if marks.b_mem is not None else math.inf
+    return Sheet(
+        deployment=deployment, landmarks=marks, b_slo=b_slo, batch=at, arithmetic_intensity=intensity,
+        step_time_s=Pair(floor=floor, expected=expected),
+        time_per_output_token_amortized_s=Pair(floor=floor / at, expected=expected / at),
+        by_operator=step.by_operator, bound_by=_bound(step, at, marks, budget.fits),
+        shares={str(k): float(v) for k, v in step.shares.items()},
+        region=str(formulas_of.region(at, b_star, b_mem)),
+        regions=tuple((str(n), float(a), float(b) if math.isfinite(b) else None)
+                      for n, a, b in formulas_of.regions(b_star, b_mem)),
+        recommended_max_num_seqs=seqs, recommended_max_num_batched_tokens=tokens,
+        prefill_share_s=share / at, fits=budget.fits,
+        formulas=sheet_formulas(deployment, marks, batch=at, step=step, weight_bytes=weights, intensity=intensity,
+                                b_slo=b_slo, tpot_s=limit_s, prefill_share_s=share / at, seqs=seqs),
+        notes=(*notes, *step.notes, *(() if budget.fits else (f"does not fit: {budget.reason}",))),
+        provenance=step.provenance,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PrefillShare:
+    """Prefill work of a workload, as seen from a decode step; nothing where there is no workload."""
+
+    cost: PrefillCost
+    draws: RequestDraws | None
+    pipeline_stages: int
+    token_budget: float
+
+    @classmethod
+    def of(cls, deployment: Deployment, workload: Workload | None) -> _PrefillShare:
+        draws = None if workload is None else request_draws(workload)
+        longest = 1.0 if draws is None else float(draws.input_tokens.max())
+        return cls(
+            cost=prefill_cost(deployment, longest), draws=draws, pipeline_stages=deployment.parallel.pp,
+            token_budget=float(deployment.engine.max_num_batched_tokens * deployment.parallel.attention_dp),
+        )  # fmt: skip
+
+    def chunk_s(self, batch: float, tokens: Floats) -> Floats:
+        """Seconds that a prompt chunk of `tokens` adds to a step of `batch` decodes."""
+        grid, times = self.cost.token_grid, self.cost.token_step_s
+        added = np.interp(batch + tokens, grid, times) - np.interp(batch, grid, times)
+        return np.asarray(added + self.cost.pair_s * tokens * (tokens + 1.0) / 2.0)
+
+    def per_step_s(self, batch: Floats) -> Floats:
+        """Prefill seconds in a step of `batch`: each sequence ends after D steps, and a new prompt takes its place."""
+        if self.draws is None or self.draws.mean_decode_tokens <= 0:
+            return np.zeros_like(batch)
+        new = self.draws.new_tokens
+        mean_new, decode = float(new.mean()), self.draws.mean_decode_tokens
+        starts = batch / decode  # requests that begin in one step
+        together = np.clip(float((new * new).mean()) / mean_new + starts * mean_new, 1.0,
+                           np.maximum(self.token_budget - batch, 1.0))
+        grid, times = self.cost.token_grid, self.cost.token_step_s
+        added = (np.interp(batch + together, grid, times) - np.interp(batch, grid, times)) / together
+        pairs = float(attention_pairs(self.draws).mean()) * self.cost.pair_s
+        return np.asarray(starts * (added * mean_new + pairs) / self.pipeline_stages)
+
+
+def _tpot_limit_s(slo: Slo | None, prefill: _PrefillShare, deployment: Deployment) -> tuple[float | None, list[str]]:
+    """The TPOT that the SLO asks for: its own limit, or what its E2E limit leaves to each output token."""
+    if slo is None:
+        return None, []
+    if slo.e2e_s is None or prefill.draws is None or prefill.draws.mean_decode_tokens <= 0:
+        return slo.tpot_s, []
+    prompt = float(prefill.draws.new_tokens.mean())
+    first = float(np.interp(prompt, prefill.cost.token_grid, prefill.cost.token_step_s))
+    left = max(slo.e2e_s - first, 1e-9) / prefill.draws.mean_decode_tokens
+    if slo.tpot_s is not None and slo.tpot_s <= left:
+        return slo.tpot_s, []
+    return left, [f"the E2E limit leaves {left * 1e3:.3g} ms to each output token of a mean request; b_slo is for that"]
+
+
+def _intensity(deployment: Deployment, marks: Landmarks, batch: float) -> tuple[float, float]:
+    """AI(B) of a decode step, and the weight bytes per rank (all stages) that it streams."""
+    compiled = compiled_step(deployment.model, deployment.parallel, deployment.kv_format, "all")
+    per_rank = batch / marks.sequences_per_rank
+    tokens = np.array([per_rank * deployment.parallel.attention_dp])
+    weights = float(compiled.touched_weights(tokens).sum())
+    intensity = formulas_of.arithmetic_intensity(
+        per_rank, marks.parameters, weights, marks.kv_bytes_per_sequence, marks.attention_flops_per_sequence
+    )
+    return float(intensity), weights
+
+
+def _bound(step: StepTime, batch: float, marks: Landmarks, fits: bool) -> str:
+    """What limits a step of this batch: a wall that it is over, else the largest part of its time."""
+    if not fits or (marks.b_mem is not None and batch > marks.b_mem):
+        return "kv_capacity"
+    return str(step.bound_by)
+
+
+def _json_number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+

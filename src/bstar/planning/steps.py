@@ -1,0 +1,101 @@
+"""From a deployment and its requests to the numbers of one replica: many step times in one evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.latency.step_model import StepModel, step_model
+from bstar.latency.times import decode_curve
+from bstar.physics.batch import BatchShape
+from bstar.physics.kv_cache import cache_groups
+from bstar.planning.draws import RequestDraws
+from bstar.planning.replica import Replica
+from bstar.specs.deployment import Deployment
+
+Floats = NDArray[np.float64]
+_GRID_POINTS = 40
+_TOKEN_POINTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefillCost:
+    """What prefill costs on a deployment: G(t) on a grid of tokens in a step, and the time of an attention pair."""
+
+    token_grid: Floats
+    token_step_s: Floats
+    pair_s: float
+
+
+def steps_expected_s(model: StepModel, values: Floats) -> Floats:
+    """Expected seconds of many steps; `values` are their statistics, shape (statistics, m)."""
+    times = model.times(model.work_of(values))
+    result: Floats = (times.fixed + times.body).sum(axis=0) + times.engine
+    return result
+
+
+def batch_grid(largest: int) -> Floats:
+    """Whole batches 1 … largest: all up to 16, then about a tenth apart."""
+    fine = np.arange(1.0, min(largest, 16) + 1)
+    coarse = np.round(np.geomspace(16.0, max(largest, 16), _GRID_POINTS if largest > 16 else 1))
+    grid: Floats = np.unique(np.concatenate([fine, coarse]))
+    return grid[grid <= largest]
+
+
+def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
+    """G(t) and the pair time, from steps that hold one prompt chunk of t tokens and nothing else.
+
+    The pair time is the slope in the cached tokens between none and the longest prompt, so windows count.
+    """
+    model = step_model(deployment)
+    budget = float(deployment.engine.max_num_batched_tokens)
+    grid = np.unique(np.round(np.geomspace(1.0, budget, _TOKEN_POINTS)))
+    reach = max(float(longest_tokens), budget)
+    shapes = [BatchShape.prefill(t) for t in grid] + [BatchShape.prefill(budget, reach)]
+    values = np.stack([model.step.values(shape) for shape in shapes], axis=1)
+    times = steps_expected_s(model, values)
+    pair_s = max(float(times[-1] - times[-2]) / (budget * reach), 0.0)
+    linear = np.maximum.accumulate(np.maximum(times[:-1] - pair_s * grid * (grid + 1.0) / 2.0, 0.0))
+    return PrefillCost(token_grid=grid, token_step_s=linear, pair_s=pair_s)
+
+
+def cache_bytes(deployment: Deployment, context: Floats) -> Floats:
+    """Cache bytes per rank of sequences at `context`, states included, whole blocks of the largest group."""
+    groups = cache_groups(deployment.model, deployment.kv_format, deployment.parallel)
+    block = deployment.engine.block_size or 16
+    rounded = context + block / 2.0
+    return np.asarray(sum(g.bytes_at(rounded) + g.state_bytes_per_sequence for g in groups), dtype=np.float64)
+
+
+def cache_cv(deployment: Deployment, draws: RequestDraws) -> float:
+    """Coefficient of variation of the cache of a sequence at a random moment of its decoding.
+
+    A request of D decode tokens is seen D times, at contexts I … I + D.
+    """
+    weight = np.maximum(draws.decode_tokens, 1e-9)
+    ages: Sequence[float] = (1 / 6, 1 / 2, 5 / 6)
+    held = np.stack([cache_bytes(deployment, draws.input_tokens + age * draws.output_tokens) for age in ages])
+    mean = float((held.mean(axis=0) * weight).sum() / weight.sum())
+    square = float(((held * held).mean(axis=0) * weight).sum() / weight.sum())
+    return float(np.sqrt(max(square - mean * mean, 0.0)) / mean) if mean > 0 else 0.0
+
+
+def replica_of(
+    deployment: Deployment, draws: RequestDraws, *, context: float, room_sequences: float, largest_batch: int
+) -> Replica:
+    """The numbers of one replica for steps up to `largest_batch` sequences at `context` tokens."""
+    grid = batch_grid(largest_batch)
+    curve = decode_curve(deployment, grid, context)
+    whole = np.arange(1, largest_batch + 1, dtype=np.float64)
+    cost = prefill_cost(deployment, float(draws.input_tokens.max()))
+    return Replica(
+        decode_step_s=np.interp(whole, grid, np.maximum.accumulate(curve.expected_s)),
+        floor_step_s=np.interp(whole, grid, curve.floor_s),
+        token_grid=cost.token_grid, token_step_s=cost.token_step_s, pair_s=cost.pair_s,
+        token_budget=deployment.engine.max_num_batched_tokens, room_sequences=room_sequences,
+        context_cv=cache_cv(deployment, draws), pipeline_stages=deployment.parallel.pp,
+        prefill_lag_steps=1.0 if deployment.engine.async_scheduling else 0.0,
+    )  # fmt: skip
