@@ -7,6 +7,7 @@ from bstar.latency.times import (
     decode_step_time,
     prefill_time,
     step_time,
+    step_times_s,
 )
 
-__all__ = ["Curve", "StepTime", "decode_curve", "decode_step_time", "prefill_time", "step_time"]
+__all__ = ["Curve", "StepTime", "decode_curve", "decode_step_time", "prefill_time", "step_time", "step_times_s"]

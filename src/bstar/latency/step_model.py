@@ -40,6 +40,32 @@ BOUNDS: Final[tuple[Bound, ...]] = ("weight_bandwidth", "kv_bandwidth", "compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepWork:
+    """What the operators of one step (or of m steps: a last axis more) do; activations hold reads and writes.
+
+    For a collective `activations` is what a rank sends.
+    """
+
+    flops: FloatArray
+    weights: FloatArray
+    activations: FloatArray
+    cache: FloatArray
+    active: NDArray[np.bool_]
+    sequences: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorTimes:
+    """Expected seconds per operator: fixed + body; `engine` beside them."""
+
+    fixed: FloatArray
+    body: FloatArray
+    compute_bound: NDArray[np.bool_]
+    cache_share: FloatArray
+    engine: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepModel:
     """Everything about a deployment that a step's time needs, one entry per operator."""
 
@@ -50,6 +76,7 @@ class StepModel:
     effective_bandwidth: FloatArray
     fixed_s: FloatArray
     collective: NDArray[np.bool_]
+    local_reads: FloatArray
     smoothing: float
     per_step_s: float
     per_sequence_s: float
@@ -61,62 +88,78 @@ class StepModel:
     notes: tuple[str, ...]
     provenance: Provenance
 
-    def decode_values(self, context: float) -> FloatArray:
-        """Statistics of a decode batch per sequence of the replica."""
-        return self.step.values(BatchShape.decode(1.0, context))
-
     def microbatch(self, batch: FloatArray | float) -> FloatArray:
         """Sequences that one pipeline stage holds at a time when `batch` are in flight."""
         b = np.asarray(batch, dtype=float)
         result: FloatArray = np.maximum(b / self.pipeline_stages, np.minimum(b, 1.0))
         return result
 
-    def floor_s(self, values: FloatArray) -> FloatArray:
-        """Floor per operator; `values` is (statistics,) or (statistics, m)."""
+    def work_of(self, values: FloatArray) -> StepWork:
+        """The work of one step with these statistics, per operator."""
         s = self.step
-        weights, active = self._weights(values)
-        bytes_ = weights * active + s.kv_reads @ values
-        time = np.maximum(_over(s.flops @ values, self.peak), bytes_ / self.bandwidth)
-        result: FloatArray = np.where(_like(self.collective, time), 0.0, time)
+        return StepWork(
+            flops=s.flops @ values, weights=s.touched_weights(values[s.expert_tokens_index]),
+            activations=self.local_reads @ values, cache=s.kv_reads @ values, active=(s.rows @ values) > 0,
+            sequences=values[self.sequences_index],
+        )  # fmt: skip
+
+    def decode_work(self, context: float, sequences: FloatArray | float) -> StepWork:
+        """The work of decode steps with `sequences` (a number or (m,)) in each stage: linear but for the experts.
+
+        With an array the operators that a decode step does not run are zero rows of a (operators, m) table.
+        """
+        s = self.step
+        one = s.values(BatchShape.decode(1.0, context))
+        n = np.asarray(sequences, dtype=float)
+
+        def scaled(per_sequence: FloatArray) -> FloatArray:
+            result: FloatArray = per_sequence * n if n.ndim == 0 else np.multiply.outer(per_sequence, n)
+            return result
+
+        active = (s.rows @ one) > 0
+        return StepWork(
+            flops=scaled(s.flops @ one), weights=s.touched_weights(n * one[s.expert_tokens_index]),
+            activations=scaled(self.local_reads @ one), cache=scaled(s.kv_reads @ one),
+            active=active if n.ndim == 0 else active[:, None], sequences=n * one[self.sequences_index],
+        )  # fmt: skip
+
+    def floor_s(self, work: StepWork) -> FloatArray:
+        """Floor per operator: nothing but arithmetic at peak and weights and cache at full bandwidth."""
+        memory = (work.weights * work.active + work.cache) / self.bandwidth
+        time = np.maximum(work.flops / _like(self.peak, work.flops), memory)
+        result: FloatArray = time * _like(~self.collective, time)
         return result
 
-    def _weights(self, values: FloatArray) -> tuple[FloatArray, NDArray[np.bool_]]:
-        s = self.step
-        return s.touched_weights(values[s.expert_tokens_index]), (s.rows @ values) > 0
-
-    def parts(self, values: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Per operator: fixed seconds, compute seconds, memory (or link) seconds, share of cache in the bytes."""
-        s = self.step
-        weights, active = self._weights(values)
-        kv = s.kv_reads @ values
-        reads, writes = s.reads @ values, s.writes @ values
-        local = _like(~self.collective, kv)
-        bytes_ = np.where(active, weights + reads + kv + np.where(local, writes, 0.0), 0.0)
+    def times(self, work: StepWork) -> OperatorTimes:
+        """Expected seconds per operator, in parts."""
+        bytes_ = (work.weights + work.activations + work.cache) * work.active
         memory = bytes_ / _like(self.effective_bandwidth, bytes_)
-        compute = _over(s.flops @ values, self.effective_peak)
-        fixed = np.where(active, _like(self.fixed_s, bytes_), 0.0)
-        return fixed, compute, memory, kv / np.maximum(bytes_, 1.0)
+        compute = work.flops / _like(self.effective_peak, bytes_)
+        return OperatorTimes(
+            fixed=_like(self.fixed_s, bytes_) * work.active, body=_smooth_max(compute, memory, self.smoothing),
+            compute_bound=compute > memory, cache_share=work.cache / np.maximum(bytes_, 1.0),
+            engine=self.per_step_s * self.pipeline_stages + self.per_sequence_s * work.sequences,
+        )  # fmt: skip
 
-    def smooth(self, compute: FloatArray, memory: FloatArray) -> FloatArray:
-        """A max with a round corner: both resources are busy near the ridge."""
-        high, low = np.maximum(compute, memory), np.minimum(compute, memory)
-        ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
-        result: FloatArray = high * (1.0 + ratio**self.smoothing) ** (1.0 / self.smoothing)
-        return result
+    def expected_s(self, values: FloatArray) -> FloatArray:
+        """Expected seconds of whole steps; `values` are their statistics, (statistics,) or (statistics, m)."""
+        times = self.times(self.work_of(values))
+        total: FloatArray = (times.fixed + times.body).sum(axis=0) + times.engine
+        return total
 
-    def overhead_s(self, values: FloatArray) -> FloatArray:
-        """Engine time of a step beside its kernels."""
-        result: FloatArray = self.per_step_s * self.pipeline_stages + self.per_sequence_s * values[self.sequences_index]
-        return result
+
+def _smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
+    """(a^p + b^p)^(1/p): a max with a round corner, both resources are busy near the ridge."""
+    if power == 3.0:
+        cubes: FloatArray = np.cbrt(a * a * a + b * b * b)
+        return cubes
+    result: FloatArray = (a**power + b**power) ** (1.0 / power)
+    return result
 
 
 def _like(vector: NDArray[Any], shaped: NDArray[Any]) -> NDArray[Any]:
     """`vector` as a column where there are many steps at once."""
     return vector if shaped.ndim == 1 else vector[:, None]
-
-
-def _over(flops: FloatArray, peak: FloatArray) -> FloatArray:
-    return flops / (peak if flops.ndim == 1 else peak[:, None])
 
 
 _CACHE: OrderedDict[int, tuple[Deployment, StepModel]] = OrderedDict()
@@ -163,10 +206,12 @@ def _build(deployment: Deployment) -> StepModel:
         fixed[i] = step.launches[i] * kernel.t0_s
     names = tuple(dict.fromkeys(w.name for w in step.works))
     matrix = np.array([[float(w.name == name) for w in step.works] for name in names])
+    collective = np.array([w.collective is not None for w in step.works])
     return StepModel(
-        step=step, peak=peak, bandwidth=device.bandwidth_bytes_per_s, effective_peak=effective_peak,
+        step=step, local_reads=step.reads + np.where(collective[:, None], 0.0, step.writes), peak=peak,
+        bandwidth=device.bandwidth_bytes_per_s, effective_peak=effective_peak,
         effective_bandwidth=effective_bandwidth, fixed_s=fixed,
-        collective=np.array([w.collective is not None for w in step.works]), smoothing=kernels.smoothing,
+        collective=collective, smoothing=kernels.smoothing,
         per_step_s=overhead.per_step_s, per_sequence_s=overhead.per_sequence_s,
         pipeline_stages=deployment.parallel.pp, attention_dp=deployment.parallel.attention_dp, names=names,
         name_matrix=matrix, sequences_index=step.statistics.index(count("sequences")), notes=tuple(notes),

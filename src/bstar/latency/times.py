@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.errors import SpecError
-from bstar.latency.step_model import BOUNDS, Bound, FloatArray, StepModel, step_model
+from bstar.latency.step_model import BOUNDS, Bound, FloatArray, OperatorTimes, StepModel, StepWork, step_model
 from bstar.physics.batch import BatchShape
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
@@ -64,7 +64,15 @@ def step_time(deployment: Deployment, shape: BatchShape) -> StepTime:
     shape   the batch of the whole replica (all attention-data-parallel ranks)
     """
     model = step_model(deployment)
-    return _from_values(model, model.step.values(shape))
+    return _step_time(model, model.work_of(model.step.values(shape)))
+
+
+def step_times_s(deployment: Deployment, shapes: Sequence[BatchShape]) -> tuple[FloatArray, FloatArray]:
+    """(floor, expected) seconds of many steps at once, each array as long as `shapes`."""
+    model = step_model(deployment)
+    work = model.work_of(np.stack([model.step.values(shape) for shape in shapes], axis=1))
+    times = model.times(work)
+    return model.floor_s(work).sum(axis=0), (times.fixed + times.body).sum(axis=0) + times.engine
 
 
 def decode_step_time(deployment: Deployment, batch: float, context: float) -> StepTime:
@@ -76,7 +84,7 @@ def decode_step_time(deployment: Deployment, batch: float, context: float) -> St
     """
     _check(batch, context)
     model = step_model(deployment)
-    return _from_values(model, model.decode_values(context) * float(model.microbatch(batch)))
+    return _step_time(model, model.decode_work(context, float(model.microbatch(batch))))
 
 
 def decode_curve(deployment: Deployment, batches: NDArray[np.float64], context: float) -> Curve:
@@ -84,14 +92,13 @@ def decode_curve(deployment: Deployment, batches: NDArray[np.float64], context: 
     batch = np.atleast_1d(np.asarray(batches, dtype=float))
     _check(float(batch.min(initial=1.0)), context)
     model = step_model(deployment)
-    values = model.decode_values(context)[:, None] * model.microbatch(batch)[None, :]
-    fixed, compute, memory, kv_share = model.parts(values)
-    body = model.smooth(compute, memory)
-    engine = model.overhead_s(values)
-    expected = (fixed + body).sum(axis=0) + engine
-    totals = _by_bound(model, fixed, body, compute > memory, kv_share, engine)
-    return Curve(batch=batch, floor_s=model.floor_s(values).sum(axis=0), expected_s=expected,
-                 bound_index=totals.argmax(axis=0))
+    work = model.decode_work(context, model.microbatch(batch))
+    times = model.times(work)
+    return Curve(
+        batch=batch, floor_s=model.floor_s(work).sum(axis=0),
+        expected_s=(times.fixed + times.body).sum(axis=0) + times.engine,
+        bound_index=_by_bound(model, times).argmax(axis=0),
+    )  # fmt: skip
 
 
 def prefill_time(deployment: Deployment, prompt_tokens: float, cached_tokens: float = 0) -> StepTime:
@@ -119,38 +126,34 @@ def _check(batch: float, context: float) -> None:
         raise SpecError(f"context: must not be negative, is {context}")
 
 
-def _by_bound(
-    model: StepModel, fixed: FloatArray, body: FloatArray, compute_bound: NDArray[np.bool_], kv_share: FloatArray,
-    engine: FloatArray,
-) -> FloatArray:
+def _by_bound(model: StepModel, times: OperatorTimes) -> FloatArray:
     """Seconds by bound, in the order of BOUNDS."""
-    link = model.collective if body.ndim == 1 else model.collective[:, None]
-    on_memory = np.where(compute_bound | link, 0.0, body)
-    kv = (on_memory * kv_share).sum(axis=0)
+    local, on_compute = (~model.collective).astype(float), times.compute_bound
+    body = times.body * (local if times.body.ndim == 1 else local[:, None])
+    on_memory = np.where(on_compute, 0.0, body)
+    kv = np.einsum("i...,i...->...", on_memory, times.cache_share)
+    everything, fixed = times.body.sum(axis=0), times.fixed.sum(axis=0)
+    local_body, local_fixed, memory = body.sum(axis=0), local @ times.fixed, on_memory.sum(axis=0)
     return np.array([
-        on_memory.sum(axis=0) - kv,
+        memory - kv,
         kv,
-        np.where(compute_bound & ~link, body, 0.0).sum(axis=0),
-        np.where(link, fixed + body, 0.0).sum(axis=0),
-        np.where(link, 0.0, fixed).sum(axis=0) + engine,
+        local_body - memory,
+        everything - local_body + fixed - local_fixed,
+        local_fixed + times.engine,
     ])  # fmt: skip
 
 
-def _from_values(model: StepModel, values: FloatArray) -> StepTime:
-    floor = model.floor_s(values)
-    fixed, compute, memory, kv_share = model.parts(values)
-    body = model.smooth(compute, memory)
-    engine = float(model.overhead_s(values))
-    times = fixed + body
-    expected = float(times.sum()) + engine
-    totals = _by_bound(model, fixed, body, compute > memory, kv_share, np.asarray(engine))
-    named_floor, named = model.name_matrix @ floor, model.name_matrix @ times
-    rows = [(n, float(f), float(t)) for n, f, t in zip(model.names, named_floor, named, strict=True)]
+def _step_time(model: StepModel, work: StepWork) -> StepTime:
+    times, floor = model.times(work), model.floor_s(work)
+    expected, engine = times.fixed + times.body, float(times.engine)
+    total = float(expected.sum()) + engine
+    shares = _by_bound(model, times) / total
+    rows = zip(model.names, (model.name_matrix @ floor).tolist(), (model.name_matrix @ expected).tolist(), strict=True)
     return StepTime(
-        floor_s=float(floor.sum()), expected_s=expected, by_operator=(*rows, ("engine", 0.0, engine)),
-        bound_by=BOUNDS[int(totals.argmax())],
-        shares=MappingProxyType({b: float(t / expected) for b, t in zip(BOUNDS, totals, strict=True)}),
-        notes=model.notes, provenance=model.provenance,
+        floor_s=float(floor.sum()), expected_s=total, by_operator=(*rows, ("engine", 0.0, engine)),
+        bound_by=BOUNDS[int(shares.argmax())],
+        shares=MappingProxyType(dict(zip(BOUNDS, shares.tolist(), strict=True))), notes=model.notes,
+        provenance=model.provenance,
     )  # fmt: skip
 
 

@@ -86,13 +86,14 @@ class CompiledStep:
     def touched_weights(self, expert_tokens: FloatArray | float) -> FloatArray:
         """Weight bytes read per row; with an array of expert tokens (m,) the result is (rows, m)."""
         tokens = np.asarray(expert_tokens, dtype=float)
-        base = self.weight_bytes if tokens.ndim == 0 else self.weight_bytes[:, None]
-        if not self.routed.any():
-            return base if tokens.ndim == 0 else np.broadcast_to(base, (len(self.works), tokens.size))
-        miss = self.miss_base if tokens.ndim == 0 else self.miss_base[:, None]
-        routed = self.routed if tokens.ndim == 0 else self.routed[:, None]
-        result: FloatArray = np.where(routed, base * (1.0 - miss**tokens), base)
-        return result
+        if tokens.ndim == 0:
+            out = self.weight_bytes.copy()
+            out[self.routed] *= 1.0 - self.miss_base[self.routed] ** tokens
+            return out
+        out = np.repeat(self.weight_bytes[:, None], tokens.size, axis=1)
+        for miss in np.unique(self.miss_base[self.routed]):
+            out[self.routed & (self.miss_base == miss)] *= 1.0 - miss**tokens
+        return out
 
 
 @lru_cache(maxsize=128)
