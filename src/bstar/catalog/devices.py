@@ -77,13 +77,13 @@ def with_overrides(
 ) -> DeviceSpec:
     """The device with the user's own figures; None keeps the catalog's.
 
-    `memory_bytes` is what the engine sees, so that it replaces the driver's figure as well.
+    `memory_bytes` is what the engine sees: it replaces the driver's figures as well.
     """
     changes: dict[str, Any] = {}
     if price_usd_per_hour is not None:
         changes["price"] = Price(usd_per_hour=price_usd_per_hour, source="given by the user", date="")
     if memory_bytes is not None:
-        changes |= {"memory_bytes": memory_bytes, "usable_memory_bytes": memory_bytes}
+        changes |= dict.fromkeys(("memory_bytes", "usable_memory_bytes", "nvml_memory_bytes"), memory_bytes)
     if bandwidth_bytes_per_s is not None:
         changes["bandwidth_bytes_per_s"] = bandwidth_bytes_per_s
     if devices_per_node is not None:
