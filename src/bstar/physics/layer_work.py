@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import ceil
 
 from bstar.physics.collectives import Collective, expected_distinct_ranks
 from bstar.physics.mixing import Rank, mixer_works
 from bstar.physics.partition import rank_shape
 from bstar.physics.statistics import count
+from bstar.physics.weights import block_bytes, tensor_bytes
 from bstar.physics.work import Coefficients, Routing, Work, collective_work
 from bstar.specs.attention import LatentAttention, NoMixer
 from bstar.specs.ffn import MoeFfn
@@ -41,7 +41,7 @@ def layer_works(model: ModelSpec, group: LayerGroup, rank: Rank) -> list[Work]:
     mixer, ffn = group.mixer, group.ffn
     in_mixer = mixer.tensors(model.hidden_size)
     in_ffn = ffn.tensors(model.hidden_size)
-    works = _gemms(in_mixer, group, rank)
+    works = _gemms(in_mixer, group.formats, rank)
     if isinstance(mixer, LatentAttention):
         works = _absorb(works, mixer, rank)
     works += _projection_traffic(in_mixer, rank)
@@ -49,12 +49,15 @@ def layer_works(model: ModelSpec, group: LayerGroup, rank: Rank) -> list[Work]:
     if not isinstance(mixer, NoMixer):
         works += _reduce(model, rank)
     works += _norms(group.extra, model.hidden_size, group.formats, rank)
-    works += _gemms(in_ffn, group, rank)
+    works += _gemms(in_ffn, group.formats, rank, ffn if isinstance(ffn, MoeFfn) else None)
     works += _activations(in_ffn, group, rank)
     works += _moe_exchange(model, group, ffn, rank) if isinstance(ffn, MoeFfn) else []
     if in_ffn and not (isinstance(ffn, MoeFfn) and rank.parallel.attention_dp > 1):
         works += _reduce(model, rank)
     extra = [t for t in group.extra if not _is_layer_norm(t, model.hidden_size)]
+    for tensor in extra:
+        # Each reads its own input (the residual streams of hyper-connections).
+        works += _gemms([tensor], group.formats, rank)
     return _with_vectors(works, [*in_mixer, *in_ffn, *extra], group.formats, rank)
 
 
@@ -67,27 +70,28 @@ def _reduce(model: ModelSpec, rank: Rank) -> list[Work]:
     return [collective_work("allreduce", Collective(kind="allreduce", ranks=tp), message)]
 
 
-def _gemms(tensors: Iterable[WeightTensor], group: LayerGroup, rank: Rank) -> list[Work]:
+def _gemms(
+    tensors: Iterable[WeightTensor], formats: WeightFormats, rank: Rank, ffn: MoeFfn | None = None
+) -> list[Work]:
     """One operator per group of matrices that share role, input and format."""
     fused: dict[tuple[object, ...], _Gemm] = {}
     for tensor in tensors:
         if not tensor.matmul:
             continue
-        fmt = group.formats.of(tensor)
+        fmt = formats.of(tensor)
         rows, columns, copies = rank_shape(tensor, rank.parallel)
         key = (tensor.role, tensor.columns, tensor.shard == "row", tensor.shard == "expert", fmt)
         gemm = fused.setdefault(
             key, _Gemm(tensor.role, columns, 0, 0.0, fmt.compute_dtype, fmt.name, tensor.shard == "expert"))
         gemm.rows += rows
         gemm.weight_bytes += fmt.bytes_of(rows, columns) * copies
-    return [_gemm_work(g, group, rank) for g in fused.values()]
+    return [_gemm_work(g, rank, ffn) for g in fused.values()]
 
 
-def _gemm_work(gemm: _Gemm, group: LayerGroup, rank: Rank) -> Work:
+def _gemm_work(gemm: _Gemm, rank: Rank, ffn: MoeFfn | None) -> Work:
     basis, scale, routing = TOKENS, 1.0, None
     if gemm.experts:
-        ffn = group.ffn
-        assert isinstance(ffn, MoeFfn)
+        assert ffn is not None, "expert tensors belong to a MoE"
         basis, scale = EXPERT_TOKENS, ffn.top_k / rank.parallel.ep
         routing = Routing(num_experts=ffn.num_experts, top_k=ffn.top_k)
     a = rank.activation_bytes * scale
@@ -197,8 +201,7 @@ def _with_vectors(works: list[Work], tensors: Iterable[WeightTensor], formats: W
     bytes_by_role: dict[str, float] = {}
     for t in tensors:
         if not t.matmul:
-            rows, columns, copies = rank_shape(t, rank.parallel)
-            bytes_by_role[t.role] = bytes_by_role.get(t.role, 0.0) + formats.of(t).bytes_of(rows, columns) * copies
+            bytes_by_role[t.role] = bytes_by_role.get(t.role, 0.0) + tensor_bytes(t, formats, rank.parallel)
     out = list(works)
     for role, extra in bytes_by_role.items():
         at = next((i for i, w in enumerate(out) if w.name == role), None)
@@ -231,15 +234,16 @@ def head_works(model: ModelSpec, rank: Rank) -> list[Work]:
         logits += rows
         works.append(Work(
             name="lm_head", kind="gemm", rows=SAMPLED, flops={SAMPLED: 2.0 * rows * columns * copies},
-            weight_bytes=fmt.bytes_of(rows, columns) * copies, reads={SAMPLED: columns * a},
+            weight_bytes=tensor_bytes(t, formats, p), reads={SAMPLED: columns * a},
             writes={SAMPLED: rows * a}, compute_dtype=fmt.compute_dtype, weight_format=fmt.name,
         ))  # fmt: skip
     if p.tp > 1 and logits:
         gather = Collective(kind="allgather", ranks=p.tp)
         works.append(collective_work("allgather", gather, {SAMPLED: logits * p.tp * a}))
     rest = [t for t in model.head_tensors if not _is_layer_norm(t, model.hidden_size)]
-    extra = float(sum(formats.of(t).bytes_of(*rank_shape(t, p)[:2]) * rank_shape(t, p)[2] for t in rest))
-    streamed = float(sum(ceil(b.parameters * b.format.bits / 8) for b in model.blocks if b.streamed))
+    works += _gemms(rest, formats, rank)
+    extra = float(sum(tensor_bytes(t, formats, p) for t in rest if not t.matmul))
+    streamed = float(sum(block_bytes(b.parameters, b.format.bits) for b in model.blocks if b.streamed))
     if extra:
         works.append(Work(name="norm", kind="elementwise", weight_bytes=extra))
     if streamed:
