@@ -119,7 +119,7 @@ def test_vllm_capture_sizes_follow_the_engines_rule(max_num_seqs: int, tokens: i
 
 
 def test_larger_graphs_on_data_centre_blackwell() -> None:
-    expected = (("b200", None, 1024), ("b300", None, 1024), ("h100", None, 512), ("b200", "0.27", 512), ("5090", None, 512))
+    expected = (("b200", None, 1024), ("b300", None, 1024), ("h100", None, 512), ("b200", "0.27", 512), ("l4", None, 512))
     for gpu, version, largest in expected:
         assert engine_defaults("vllm", version, get_device(gpu)).cudagraph_max_size(1024, 8192) == largest
     fine = engine_defaults("vllm", "0.11.0", get_device("h100")).cudagraph_sizes(1024, 8192)
