@@ -243,7 +243,7 @@ def head_works(model: ModelSpec, rank: Rank) -> list[Work]:
     rest = [t for t in model.head_tensors if not _is_layer_norm(t, model.hidden_size)]
     works += _gemms(rest, formats, rank)
     extra = float(sum(tensor_bytes(t, formats, p) for t in rest if not t.matmul))
-    streamed = float(sum(block_bytes(b.parameters, b.format.bits) for b in model.blocks if b.streamed))
+    streamed = float(sum(block_bytes(b, p) for b in model.blocks if b.streamed))
     if extra:
         works.append(Work(name="norm", kind="elementwise", weight_bytes=extra))
     if streamed:
