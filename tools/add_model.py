@@ -26,19 +26,21 @@ from bstar.catalog.models.names import key_of  # noqa: E402
 
 DATA = ROOT / "src/bstar/catalog/models/data"
 
-_NOISE = frozenset(
-    "_name_or_path _attn_implementation add_cross_attention attention_dropout attn_pdrop auto_map bad_words_ids "
-    "begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id "
-    "diversity_penalty do_sample early_stopping embd_pdrop embedding_dropout encoder_no_repeat_ngram_size "
-    "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing "
-    "hidden_dropout id2label initializer_factor initializer_range is_decoder is_encoder_decoder label2id "
-    "length_penalty masked_softmax_fusion max_length min_length no_repeat_ngram_size num_beam_groups num_beams "
-    "num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix "
-    "problem_type pruned_heads remove_invalid_values repetition_penalty resid_pdrop return_dict "
-    "return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef summary_activation "
-    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens "
-    "task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torchscript "
-    "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache".split()
+_NOISE = frozenset(  # one word each, kept as text: a list would take seventy lines
+    """
+    _name_or_path _attn_implementation add_cross_attention attention_dropout attn_pdrop auto_map bad_words_ids
+    begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id
+    diversity_penalty do_sample early_stopping embd_pdrop embedding_dropout encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    hidden_dropout id2label initializer_factor initializer_range is_decoder is_encoder_decoder label2id
+    length_penalty masked_softmax_fusion max_length min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_attentions output_hidden_states output_router_logits output_scores prefix
+    problem_type pruned_heads remove_invalid_values repetition_penalty resid_pdrop return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise router_z_loss_coef summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torchscript
+    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()  # noqa: SIM905
 )
 
 
@@ -71,9 +73,9 @@ def collapse_experts(quantization: Any) -> Any:
 
 
 def write_entry(
-    config: dict[str, Any], *, entry_id: str, hub_id: str, source: str, license_name: str, aliases: tuple[str, ...] = (),
-    hf_quant_config: dict[str, Any] | None = None, date: str = "", published: int | None = None,
-    published_rounded: float | None = None,
+    config: dict[str, Any], *, entry_id: str, hub_id: str, source: str, license_name: str,
+    aliases: tuple[str, ...] = (), hf_quant_config: dict[str, Any] | None = None, date: str = "",
+    published: int | None = None, published_rounded: float | None = None,
 ) -> Path:  # fmt: skip
     """Write `data/<entry_id>.json` and return its path; the index is rebuilt by `reindex`."""
     entry: dict[str, Any] = {

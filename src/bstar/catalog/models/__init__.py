@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from bstar.catalog.models.names import find_key, key_of
+from bstar.catalog.models.names import find_key, stem_of
 
 __all__ = ["ModelEntry", "all_entries", "entry_ids", "get_entry", "suggest"]
 
@@ -71,10 +71,16 @@ def _own_formats(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] |
 
 def _load(entry_id: str, weight_format_hint: str | None = None) -> ModelEntry:
     raw = _read(f"{entry_id}.json")
+    if weight_format_hint is not None:
+        weight_format_hint = raw.get("suffix_formats", {}).get(weight_format_hint, weight_format_hint)
     if weight_format_hint in _own_formats(raw["config"], raw.get("hf_quant_config")):
         weight_format_hint = None
-    return ModelEntry(**{**raw, "aliases": tuple(raw["aliases"]), "hf_quant_config": raw.get("hf_quant_config"),
-                         "weight_format_hint": weight_format_hint})
+    return ModelEntry(
+        id=raw["id"], hub_id=raw["hub_id"], aliases=tuple(raw["aliases"]), config=raw["config"],
+        hf_quant_config=raw.get("hf_quant_config"), source=raw["source"], date=raw["date"], license=raw["license"],
+        published_parameters=raw.get("published_parameters"),
+        published_parameters_rounded=raw.get("published_parameters_rounded"), weight_format_hint=weight_format_hint,
+    )  # fmt: skip
 
 
 def get_entry(name: str) -> ModelEntry | None:
@@ -107,5 +113,9 @@ def suggest(name: str, *, count: int = 3) -> tuple[str, ...]:
     from difflib import get_close_matches
 
     index = _index()
-    close = get_close_matches(key_of(name), index, n=4 * count, cutoff=0.6)
-    return tuple(dict.fromkeys(index[k] for k in close))[:count]
+    stems: dict[str, str] = {}
+    for key, entry_id in index.items():
+        if len(entry_id) < len(stems.get(stem_of(key), entry_id + " ")):
+            stems[stem_of(key)] = entry_id
+    close = get_close_matches(stem_of(name), stems, n=count, cutoff=0.6)
+    return tuple(dict.fromkeys(stems[k] for k in close))

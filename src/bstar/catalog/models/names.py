@@ -75,3 +75,11 @@ def find_key(name: str, known: Container[str]) -> tuple[str, str | None] | None:
                     following.setdefault(rest, weight_format or found)
         level = following
     return None
+
+
+def stem_of(name: str) -> str:
+    """The key of `name` without any suffix that can be peeled off: what a misspelt name is compared by."""
+    key = key_of(name)
+    while rests := [rest for rest, _ in _peel(key) if rest]:
+        key = min(rests, key=len)
+    return key
