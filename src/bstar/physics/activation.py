@@ -36,7 +36,6 @@ from bstar.specs.model import LayerGroup, ModelSpec
 from bstar.specs.parallel import ParallelSpec
 from bstar.units import GIB, MIB
 
-
 ActivationTerm = Literal["sampler", "layers"]
 
 

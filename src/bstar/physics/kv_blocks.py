@@ -33,7 +33,9 @@ class KvRules:
     """What changed in the block accounting between versions.
 
     tokens_from_concurrency  the logged size in tokens is concurrency · max_model_len
-    wide_groups              a group takes the larger layer count when counts are within 1.5 of each other
+    wide_group_ratio         a group takes the larger layer count when counts are closer than this factor
+    stages_projected         a pipeline stage pays only for its own layers, also when their page sizes differ
+    override_checked         the check of max_model_len sees num_gpu_blocks_override
     in_flight_batches        windows reserve for every batch in flight, not for one
     null_block_reserved      the check of max_model_len leaves out the null block
     packed                   mixed page sizes of compressed attention lie side by side in one block
@@ -42,7 +44,9 @@ class KvRules:
     """
 
     tokens_from_concurrency: bool
-    wide_groups: bool
+    wide_group_ratio: float
+    stages_projected: bool
+    override_checked: bool
     in_flight_batches: bool
     null_block_reserved: bool
     packed: bool
@@ -55,7 +59,9 @@ def kv_rules(version: Version) -> KvRules:
     v = version or (99,)
     return KvRules(
         tokens_from_concurrency=v >= (0, 20, 1),
-        wide_groups=v >= (0, 18),
+        wide_group_ratio=1.5 if v >= (0, 18) else 1.25 if v >= (0, 12) else 1.0,
+        stages_projected=v >= (0, 17),
+        override_checked=v >= (0, 20, 1),
         in_flight_batches=v >= (0, 26),
         null_block_reserved=v >= (0, 29),
         packed=v >= (0, 20),
@@ -101,6 +107,7 @@ class BlockPlan:
     """The pool of one engine: the smallest rank's blocks, as every rank gets that many.
 
     bytes_per_block         of the fullest pipeline stage
+    room_blocks             blocks that the check of max_model_len may use
     blocks_per_request      of a request of max_model_len tokens
     kv_cache_tokens         as the version logs it
     needed_bytes            what one request of max_model_len tokens needs on the fullest stage
@@ -109,6 +116,7 @@ class BlockPlan:
     groups: tuple[BlockGroup, ...]
     bytes_per_block: int
     num_blocks: int
+    room_blocks: int
     block_tokens: int
     blocks_per_request: int
     max_concurrency: float
@@ -161,7 +169,7 @@ def _equal_page_groups(caches: Sequence[tuple[int, Page]], rules: KvRules) -> tu
         buckets.setdefault(page, []).append((index, page))
     counts = [len(members) for members in buckets.values()]
     size = min(counts)
-    if rules.wide_groups and max(counts) < 1.5 * size:
+    if max(counts) < rules.wide_group_ratio * size:
         size = max(counts)
     groups = []
     for members in buckets.values():
@@ -248,10 +256,13 @@ def block_plan(
     bounds = [*stage_bounds(num_layers, len(available_bytes))]
     bounds[-1] = (bounds[-1][0], 1 << 30)
     per_block = [max((g.on_stage(b) for g in groups), default=0) for b in bounds]
+    if not rules.stages_projected and len({p.page_bytes for g in groups for p in g.pages}) > 1:
+        per_block = [max(g.block_bytes for g in groups)] * len(bounds)
     counts = [max(a, 0) // size for a, size in zip(available_bytes, per_block, strict=True) if size]
-    num_blocks = min(counts, default=0)
+    num_blocks = room = min(counts, default=0)
     if num_blocks_override is not None:
         num_blocks = num_blocks_override
+        room = num_blocks if rules.override_checked else room
     per_request = sum(blocks_of_request(g, request) for g in groups)
     concurrency = num_blocks / per_request if per_request else 0.0
     attention = [g.block_tokens for g in groups if g.block_tokens]
@@ -262,7 +273,8 @@ def block_plan(
         else num_blocks // max(len(groups), 1) * block_tokens * request.dcp
     )
     return BlockPlan(
-        groups=groups, bytes_per_block=max(per_block, default=0), num_blocks=num_blocks, block_tokens=block_tokens,
+        groups=groups, bytes_per_block=max(per_block, default=0), num_blocks=num_blocks,
+        room_blocks=max(room - rules.null_block_reserved, 0), block_tokens=block_tokens,
         blocks_per_request=per_request, max_concurrency=concurrency, kv_cache_tokens=tokens,
         needed_bytes=per_request * max(per_block, default=0),
         has_states=any(p.kind == "state" for g in groups for p in g.pages))

@@ -26,7 +26,6 @@ from bstar.physics.activation import (
 )
 from bstar.physics.kv_blocks import (
     BlockPlan,
-    KvRules,
     RequestShape,
     block_groups,
     block_plan,
@@ -107,8 +106,8 @@ def memory_budget(deployment: Deployment) -> MemoryBudget:
     return _pool_of_tokens(deployment)
 
 
-def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> tuple[BlockPlan, KvRules, RequestShape]:
-    """vLLM's block pool for a KV space per pipeline stage, with the rules and the request it was computed for."""
+def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> tuple[BlockPlan, RequestShape]:
+    """vLLM's block pool for a KV space per pipeline stage, and the full-length request it was computed for."""
     model, engine, parallel = deployment.model, deployment.engine, deployment.parallel
     rules = kv_rules(engine.version_tuple)
     device = deployment.device
@@ -126,7 +125,7 @@ def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> t
     )
     plan = block_plan(block_groups(pages, rules), available_bytes, request, rules, num_layers=model.num_layers,
                       num_blocks_override=engine.num_gpu_blocks_override)
-    return plan, rules, request
+    return plan, request
 
 
 def _batches_in_flight(deployment: Deployment) -> int:
@@ -154,13 +153,12 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     )
     if engine.kv_cache_memory_bytes is not None:
         available = (engine.kv_cache_memory_bytes,) * len(available)
-    plan, rules, request = kv_block_plan(deployment, available)
+    plan, request = kv_block_plan(deployment, available)
     stage = min(range(len(available)), key=lambda i: available[i])
     if engine.num_gpu_blocks_override is not None:
         available = (plan.num_blocks * plan.bytes_per_block,) * len(available)
-    spare = 1 if rules.null_block_reserved else 0
-    longest = longest_context(plan.groups, max(plan.num_blocks - spare, 0), request, upper=engine.max_model_len)
-    reason = _refusal(deployment, weights[stage], available[stage], plan, spare, longest)
+    longest = longest_context(plan.groups, plan.room_blocks, request, upper=engine.max_model_len)
+    reason = _refusal(deployment, weights[stage], available[stage], plan, longest)
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage],
         activation_bytes=activations[stage].bytes, activation_set_by=activations[stage].set_by,
@@ -183,7 +181,7 @@ def _weights(deployment: Deployment) -> tuple[int, ...]:
 
 
 def _refusal(
-    deployment: Deployment, weights: int, available: int, plan: BlockPlan, spare: int, longest: int
+    deployment: Deployment, weights: int, available: int, plan: BlockPlan, longest: int
 ) -> str | None:
     """Why vLLM would not start, in its own meaning; None where it starts."""
     engine = deployment.engine
@@ -200,7 +198,7 @@ def _refusal(
         )
     if not plan.groups:
         return None
-    if plan.blocks_per_request > plan.num_blocks - spare:
+    if plan.blocks_per_request > plan.room_blocks:
         return (
             f"max_model_len {engine.max_model_len} needs {plan.needed_bytes / GIB:.2f} GiB of KV cache, "
             f"{available / GIB:.2f} GiB is available; the estimated maximum model length is {longest}"
