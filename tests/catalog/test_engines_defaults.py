@@ -119,9 +119,10 @@ def test_vllm_capture_sizes_follow_the_engines_rule(max_num_seqs: int, tokens: i
 
 
 def test_larger_graphs_on_data_centre_blackwell() -> None:
-    expected = (("b200", None, 1024), ("b300", None, 1024), ("h100", None, 512), ("b200", "0.27", 512), ("l4", None, 512))
+    expected = (("b200", None, 1024), ("h100", None, 512), ("b200", "0.27", 512), ("l4", "0.32", 512))
     for gpu, version, largest in expected:
         assert engine_defaults("vllm", version, get_device(gpu)).cudagraph_max_size(1024, 8192) == largest
+    assert engine_defaults("vllm", None, get_device("b300")).cudagraph_max_size(1024, 8192) == 1024
     fine = engine_defaults("vllm", "0.11.0", get_device("h100")).cudagraph_sizes(1024, 8192)
     assert fine == (1, 2, 4, *range(8, 513, 8))
     assert engine_defaults("vllm", "0.14.0", get_device("h100")).cudagraph_max_size(8, 8192, query_tokens=4) == 64
