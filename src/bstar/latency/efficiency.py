@@ -33,7 +33,11 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSet:
-    """The kernels of one GPU generation, with where the figures come from."""
+    """The kernels of one GPU generation, with where the figures come from.
+
+    smoothing        exponent of the smooth max of compute and memory time
+    graph_fraction   share of t0_s that is left when kernels are replayed from a CUDA graph
+    """
 
     name: str
     source: str
@@ -45,6 +49,7 @@ class KernelSet:
     elementwise: Kernel
     state: Kernel
     smoothing: float
+    graph_fraction: float
 
     def gemm_class(self, weight_format: str, bits: int, computed: str, wanted: str) -> str:
         """The kernel class: by format, `weight_only` where narrow weights are computed in 16 bits."""
@@ -102,6 +107,7 @@ def kernel_set(compute_capability: int | None) -> KernelSet:
         attention_decode={k: _kernel(v) for k, v in found["attention_decode"].items()},
         attention_prefill=_kernel(found["attention_prefill"]), elementwise=_kernel(data["elementwise"]["kernel"]),
         state=_kernel(data["elementwise"]["state"]), smoothing=data["smoothing"],
+        graph_fraction=data["graph_fraction"],
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """From the work of a step to seconds: the floor and the expected time, for one deployment.
 
     floor       Σ operators max(FLOPs / peak, (weights + cache read) / bandwidth)
-    expected    Σ operators launches·t0 + ((FLOPs / e_c·peak)^p + (bytes / e_m·bandwidth)^p)^(1/p)
+    expected    Σ operators launches·t0·g + ((FLOPs / e_c·peak)^p + (bytes / e_m·bandwidth)^p)^(1/p)
                 + Σ collectives launches·latency + bytes / e·link + engine overhead per step and per sequence
 
 The floor leaves activations and collectives out: what stays on chip or overlaps could cost nothing, so no
@@ -185,6 +185,7 @@ def _build(deployment: Deployment) -> StepModel:
     n = len(step.works)
     peak, effective_peak = np.full(n, np.inf), np.full(n, np.inf)
     effective_bandwidth, fixed = np.empty(n), np.empty(n)
+    launch_share = 1.0 if deployment.engine.enforce_eager else kernels.graph_fraction
     notes: dict[str, None] = {}
     for i, work in enumerate(step.works):
         if work.collective is not None:
@@ -203,7 +204,7 @@ def _build(deployment: Deployment) -> StepModel:
         kernel = _kernel_of(work, kernels, overhead, deployment.kv_format, computed)
         effective_peak[i] = peak[i] * kernel.compute
         effective_bandwidth[i] = device.bandwidth_bytes_per_s * kernel.memory
-        fixed[i] = step.launches[i] * kernel.t0_s
+        fixed[i] = step.launches[i] * kernel.t0_s * launch_share
     names = tuple(dict.fromkeys(w.name for w in step.works))
     matrix = np.array([[float(w.name == name) for w in step.works] for name in names])
     collective = np.array([w.collective is not None for w in step.works])
