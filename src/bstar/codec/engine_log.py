@@ -184,6 +184,8 @@ def parse_log(text: str) -> EngineLog:
     if not lines and "failure" not in found and "version" not in found:
         raise ConfigError("log: no line of a vLLM or SGLang start-up log is in it; give the log from the first line "
                           "to the one that says the server is up")
+    if "Explicitly set" in lines.get("kv_cache_bytes", ""):
+        settings["kv_cache_memory_bytes"] = found["kv_cache_bytes"]
     engine = found.pop("engine", None) or ("sglang" if _is_sglang(lines) else "vllm")
     return EngineLog(engine=engine, settings=settings, lines=lines, **found)
 
@@ -192,9 +194,7 @@ def _lines_of_last_start(text: str) -> Iterator[str]:
     """The lines from the last server start on (a log may hold several)."""
     lines = _ANSI.sub("", text).splitlines()
     starts = [i for i, line in enumerate(lines) if "non-default args:" in line or "server_args=ServerArgs(" in line]
-    # vLLM's banner is just above its arguments.
-    first = max(0, starts[-1] - 12) if len(starts) > 1 else 0
-    yield from lines[first:]
+    yield from lines[starts[-1] if len(starts) > 1 else 0:]
 
 
 def _read_terms(line: str, found: dict[str, Any], lines: dict[str, str]) -> None:

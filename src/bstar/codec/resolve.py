@@ -135,7 +135,7 @@ def _with_checkpoint(model: ModelSpec, folder: Path) -> ModelSpec:
         return model
     from bstar.codec.checkpoint import read_safetensors_folder
 
-    return replace(model, checkpoint_weight_bytes=read_safetensors_folder(folder).total_bytes)
+    return replace(model, checkpoint_weight_bytes=read_safetensors_folder(folder).loaded_bytes)
 
 
 def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:

@@ -165,7 +165,7 @@ def _dumped(path: Path, plain: dict[str, Any]) -> str:
 
 def _toml(value: Any) -> str:
     # JSON's true/false, numbers, strings and arrays are TOML's, but for the DEL character.
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def write_atomically(path: Path, text: str) -> None:

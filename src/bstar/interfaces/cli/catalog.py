@@ -75,7 +75,7 @@ def _devices(name: str | None, as_json: bool) -> None:
              format_usd(d.price.usd_per_hour) if d.price else "–", "assumed: " + ", ".join(d.unverified)
              if d.unverified else "") for d in chosen]
     output.show(output.table(
-        ("device", "memory", "bandwidth", "bf16", "fp8", "fp4", "ridge", "$/h", ""), rows, left=(0, 8)),
+        ("device", "memory", "bandwidth", "bf16", "fp8", "fp4", "ridge", "$/h", ""), rows, left=(0, 8), fold=(8,)),
         output.line("dense TFLOP/s; ridge: FLOP per byte in bf16; prices are on demand, see the detail view for source "
                     "and date", style="dim"))
 
@@ -148,8 +148,8 @@ def _models(name: str | None, as_json: bool) -> None:
     output.show(output.table(
         ("model", "Hub id", "parameters", "active", "weights", "KV B/token", "context"),
         [(r["id"], r["hub_id"], format_count(r["parameters"]), format_count(r["active_parameters"]),
-          r["weight_dtype"] or "–", f"{r['kv_bytes_per_token']:,.6g}" if r["kv_bytes_per_token"] is not None else "–",
-          f"{r['max_context']:,}" if r["max_context"] else "–") for r in rows], left=(0, 1)))
+          r["weight_dtype"] or "–", f"{r['kv_bytes_per_token']:,.0f}" if r["kv_bytes_per_token"] is not None else "–",
+          f"{r['max_context']:,}" if r["max_context"] else "–") for r in rows], left=(0, 1), fold=(1,)))
 
 
 def _model_row(entry: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def memory(ctx: click.Context, model_name: str | None, log_file: Path | None, un
         "deployment": describe(built),
         "per_gpu": {**{name: getattr(budget, name) for name in _TERMS}, "usable_bytes": budget.usable_bytes},
         "kv_cache_tokens": budget.kv_cache_tokens,
-        "num_blocks": budget.num_blocks,
+        "num_blocks": None if budget.num_blocks is None else int(budget.num_blocks),
         "block_size": budget.block_size,
         "max_model_len": built.engine.max_model_len,
         "max_concurrency": budget.max_concurrency,

@@ -232,12 +232,16 @@ def _show(sheet: dict[str, Any], units: str) -> None:
     groups = output.table(
         ("layers", "where", "mixer", "", "FFN", "", "weights", "KV B/token"),
         [(str(g["count"]), _ranges(g["indices"]), g["mixer"].replace("_", " "), g["mixer_detail"], g["ffn"],
-          g["ffn_detail"], g["weight_format"], f"{g['kv_bytes_per_token_per_layer']:,.6g}") for g in sheet["layer_groups"]],
-        left=(1, 2, 3, 4, 5, 6))
+          g["ffn_detail"], g["weight_format"], _per_token(g["kv_bytes_per_token_per_layer"])) for g in sheet["layer_groups"]],
+        left=(1, 2, 3, 4, 5, 6), fold=(1, 3, 5))
     about = f"{sheet['architecture']} · {sheet['num_layers']} layers × {sheet['hidden_size']:,}"
     output.show(output.heading(sheet["model"], about), output.facts(rows), output.line(""), groups,
                 *[output.line("note: " + n, style="dim") for n in sheet["notes"]],
                 output.line(f"source: {sheet['source'] or 'unknown'}", style="dim"))
+
+
+def _per_token(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 def _small(value: float) -> str:

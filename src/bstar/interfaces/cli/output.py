@@ -104,15 +104,18 @@ def facts(rows: Iterable[Sequence[str]]) -> Table:
     return grid
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,)) -> Table:
-    """A table with a rule under the header; columns are right-aligned but those in `left`."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), fold: Sequence[int] = ()
+) -> Table:
+    """A table with a rule under the header; columns are right-aligned but those in `left`, whole but those in `fold`."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, header_style="bold")
     for index, name in enumerate(columns):
-        out.add_column(Text(name), justify="left" if index in left else "right", overflow="fold")
+        out.add_column(Text(name), justify="left" if index in left else "right", overflow="fold",
+                       no_wrap=index not in fold)
     for row in rows:
         out.add_row(*[Text(cell) for cell in row])
     return out

@@ -1,0 +1,97 @@
+"""The LOAD and SLO options, the same for every command, and the Workload and Slo that they describe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError
+from bstar.interfaces.cli.params import COUNT, POSITIVE, RATE, apply
+
+if TYPE_CHECKING:
+    from bstar.specs.slo import Slo
+    from bstar.specs.workload import Workload
+
+length_options = apply(
+    click.option("--input", "input_lengths", metavar="DIST",
+                 help="Prompt tokens: 512, uniform:100-900, lognormal:mean=512,cv=1.2, …"),
+    click.option("--output", "output_lengths", metavar="DIST", help="Answer tokens, written the same way."),
+    click.option("--trace", type=click.Path(path_type=Path), metavar="FILE",
+                 help="Lengths (and rate) of a trace: Azure CSV, Mooncake JSONL, BurstGPT CSV, own CSV/JSONL/Parquet."),
+)
+
+prefix_options = apply(
+    click.option("--prefix-tokens", type=COUNT, metavar="N", help="Prompt tokens shared between requests."),
+    click.option("--prefix-hit-fraction", "--prefix-hit", "prefix_hit_fraction", type=float, metavar="F",
+                 help="Share of requests that find the prefix cached (0–1)."),
+)
+
+load_options = apply(
+    length_options,
+    click.option("--rate", type=RATE, metavar="R", help="Open loop: requests per second (10, 600/min)."),
+    click.option("--burstiness", type=float, metavar="F", help="Gamma shape of the gaps: 1 Poisson, below 1 burstier."),
+    click.option("--concurrency", type=POSITIVE, metavar="C", help="Closed loop: clients."),
+    prefix_options,
+)
+
+slo_options = apply(
+    click.option("--slo", metavar="SLO",
+                 help="ttft=500ms,tpot=50ms,e2e=10s or a preset: chat, autocomplete, streaming, agent, batch."),
+    click.option("--attainment", type=float, metavar="F", help="Share of requests that must meet every limit (0.99)."),
+)
+
+
+def take_slo(options: dict[str, Any]) -> Slo | None:
+    """The Slo of the options (removed from `options`), None where none was given."""
+    text, attainment = options.pop("slo", None), options.pop("attainment", None)
+    if text is None:
+        if attainment is not None:
+            raise SpecError("--attainment: is the share of requests that meet an SLO; give --slo with it")
+        return None
+    from bstar.specs.slo import parse_slo
+
+    return parse_slo(text, attainment_fraction=attainment)
+
+
+def take_workload(options: dict[str, Any], *, required: bool) -> Workload | None:
+    """The Workload of the options (removed from `options`); None where no lengths are given and none are required."""
+    lengths = {key: options.pop(key, None) for key in ("input_lengths", "output_lengths", "trace")}
+    shape: dict[str, Any] = {}
+    for name, key in (("rate", "rate_per_s"), ("concurrency", "concurrency"), ("burstiness", "burstiness"),
+                      ("prefix_tokens", "prefix_tokens"), ("prefix_hit_fraction", "prefix_hit_fraction")):
+        value = options.pop(name, None)
+        if value is not None:
+            shape[key] = value
+    if shape.get("prefix_tokens") and "prefix_hit_fraction" not in shape:
+        shape["prefix_hit_fraction"] = 1.0
+    trace = lengths["trace"]
+    if trace is not None:
+        if lengths["input_lengths"] not in (None, "trace") or lengths["output_lengths"] not in (None, "trace"):
+            raise SpecError("--trace: the lengths come from the trace; leave --input and --output out")
+        return _from_trace(trace, shape)
+    if lengths["input_lengths"] is None and lengths["output_lengths"] is None:
+        if required:
+            raise SpecError("load: no lengths given; say --input DIST --output DIST (like --input 2000 --output 300) "
+                            "or --trace FILE")
+        return None
+    for key, flag in (("input_lengths", "--input"), ("output_lengths", "--output")):
+        if lengths[key] is None:
+            raise SpecError(f"{flag}: a load needs both --input and --output; {flag} is missing")
+    from bstar.specs.workload import Workload
+    from bstar.traffic.lengths import parse_lengths
+
+    return Workload(input_tokens=parse_lengths(lengths["input_lengths"], field="--input"),
+                    output_tokens=parse_lengths(lengths["output_lengths"], field="--output"), **shape)
+
+
+def _from_trace(path: Path, shape: dict[str, Any]) -> Workload:
+    from dataclasses import replace
+
+    from bstar.traffic.traces import read_trace
+
+    workload = read_trace(path).workload()
+    if "concurrency" in shape:
+        shape["rate_per_s"] = None
+    return replace(workload, **shape)
