@@ -60,17 +60,19 @@ class MoeFfn:
         h, n, w = hidden_size, self.num_experts, self.width
         e = self.latent_size or h
         up = 2 * w if self.gated else w
+        # Where a dense FFN runs beside them, `mlp` is that one and the experts stand on their own.
+        p = "" if self.parallel_dense_width else "mlp."
         out = [
-            WeightTensor(name="mlp.gate", role="router", rows=n, columns=h),
-            WeightTensor(name="mlp.experts.gate_up_proj", role="experts", rows=up, columns=e, copies=n, shard="expert"),
-            WeightTensor(name="mlp.experts.down_proj", role="experts", rows=e, columns=w, copies=n, shard="expert"),
+            WeightTensor(name=p + "gate", role="router", rows=n, columns=h),
+            WeightTensor(name=p + "experts.gate_up_proj", role="experts", rows=up, columns=e, copies=n, shard="expert"),
+            WeightTensor(name=p + "experts.down_proj", role="experts", rows=e, columns=w, copies=n, shard="expert"),
         ]
         if self.router_bias:
-            out.append(vector("mlp.gate.bias", "router", n))
+            out.append(vector(p + "gate.bias", "router", n))
         if self.expert_bias:
             out += [
-                vector("mlp.experts.gate_up_proj.bias", "experts", up, copies=n, shard="expert"),
-                vector("mlp.experts.down_proj.bias", "experts", e, copies=n, shard="expert"),
+                vector(p + "experts.gate_up_proj.bias", "experts", up, copies=n, shard="expert"),
+                vector(p + "experts.down_proj.bias", "experts", e, copies=n, shard="expert"),
             ]
         if self.latent_size is not None:
             out += [

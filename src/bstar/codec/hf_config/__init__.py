@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bstar.codec.hf_config.families import FAMILIES
-from bstar.codec.hf_config.grouping import grouped
-from bstar.codec.hf_config.mtp import mtp_block
+from bstar.codec.hf_config.grouping import dominant_format, grouped
+from bstar.codec.hf_config.mtp import mtp_block, mtp_layer_count
 from bstar.codec.hf_config.multimodal import TEXT_KEYS, WRAPPERS, Wrapper
 from bstar.codec.hf_config.older import CLASS_OF
 from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader
 from bstar.codec.hf_config.signals import unread_signals
-from bstar.codec.quantization import Quantization, quantization_of
+from bstar.codec.quantization import quantization_of
 from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
 from bstar.specs.formats import BF16, FP16, TensorFormat
 from bstar.specs.model import ExtraBlock, ModelSpec
@@ -80,16 +80,17 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     quantization = quantization_of(raw, text_raw, hf_quant_config, base=base)
     blocks = list(decoder.blocks)
     blocks += _tower(top, wrapper, decoder.hidden_size, base, notes) if wrapper else []
-    extra = mtp_block(text, top, decoder, quantization.default or base)
+    layers, outer = grouped(decoder, quantization, base)
+    main_format = dominant_format(layers, decoder.hidden_size)
+    extra = mtp_block(text, top, decoder, main_format)
     if extra is not None:
         blocks.append(extra)
-    layers, outer = grouped(decoder, quantization, base)
     return ModelSpec(
         name=name, architecture=_architecture(raw, model_type), hidden_size=decoder.hidden_size,
         vocab_size=decoder.vocab_size, max_context_tokens=context, layers=layers, embedding=decoder.embedding,
         lm_head=decoder.lm_head, tied=decoder.tied, head_tensors=decoder.head_tensors, blocks=tuple(blocks),
         outer_formats=outer, dtype=dtype, kv_cache_dtype=quantization.kv_cache_dtype or decoder.kv_cache_dtype,
-        weight_dtype=(quantization.default or base).name, num_mtp_layers=_mtp_layers(text, top, extra),
+        weight_dtype=main_format.name, num_mtp_layers=mtp_layer_count(text, top),
         multimodal=any(b.role == "vision" for b in blocks), source=source, notes=tuple(notes + quantization.notes))
 
 
@@ -181,12 +182,6 @@ def _architecture(raw: Mapping[str, Any], model_type: str) -> str:
     if isinstance(names, list) and names and isinstance(names[0], str):
         return names[0][:200]
     return model_type
-
-
-def _mtp_layers(text: Reader, top: Reader, block: ExtraBlock | None) -> int:
-    from bstar.codec.hf_config.mtp import mtp_layer_count
-
-    return mtp_layer_count(text, top) if block is not None else 0
 
 
 def _unsupported(text: Reader, keys: list[str]) -> UnsupportedArchitectureError:

@@ -25,3 +25,13 @@ def grouped(decoder: Decoder, quantization: Quantization, base: TensorFormat
         for (layer, formats), indices in members.items())
     outside = decoder.embedding + decoder.lm_head + decoder.head_tensors
     return groups, quantization.outer_formats(outside, base)
+
+
+def dominant_format(groups: tuple[LayerGroup, ...], hidden_size: int) -> TensorFormat:
+    """The format that stores most of the layers' parameters."""
+    weight: dict[TensorFormat, int] = {}
+    for group in groups:
+        for tensor in group.tensors(hidden_size):
+            fmt = group.formats.of(tensor)
+            weight[fmt] = weight.get(fmt, 0) + tensor.parameters * group.count
+    return max(weight, key=lambda f: weight[f])
