@@ -207,11 +207,24 @@ def test_versions_outside_the_data() -> None:
     newer = engine_defaults("vllm", "0.40.1", h100)
     assert newer.max_num_seqs == 1024 and "0.40.1 is newer than the data: defaults of 0.32.0" in newer.note
     assert engine_defaults("vllm", "v0.21.0rc1", h100).known_version == "0.20.1"
-    with pytest.raises(SpecError, match=r"vllm 0\.5\.4 is older than the data; 0\.8\.0 is the oldest"):
-        engine_defaults("vllm", "0.5.4", h100)
-    for text in ("latest", "", "1", "zero.one"):
+    with pytest.raises(SpecError, match=r"vllm 0\.2\.5 is older than the data; 0\.4\.0 is the oldest"):
+        engine_defaults("vllm", "0.2.5", h100)
+    for text in ("latest", "x", "1", "zero.one", "gpt-oss-dev"):
         with pytest.raises(SpecError, match="engine version"):
-            engine_defaults("vllm", text or "x", h100)
+            engine_defaults("vllm", text, h100)
+    for text in ("nightly-5b8c30d62b754b57", "main", "0.1.dev20073", "nightly-dev"):
+        found = engine_defaults("vllm", text, h100)
+        assert found.known_version == "0.32.0" and "development build" in found.note
+    loose = engine_defaults("trtllm", "gpt-oss-dev", h100, strict=False)
+    assert loose.known_version == "1.0.0" and "not a version" in loose.note
+    assert "older than the data" in engine_defaults("vllm", "0.2.5", h100, strict=False).note
+
+
+def test_the_first_engine_of_vllm_chunks_only_long_models() -> None:
+    found = engine_defaults("vllm", "0.6.4.post1", get_device("rtx-3090"))
+    assert [found.batch_limits(n)[1] for n in (1024, 20_000, 29_000, 35_000)] == [2048, 20_000, 29_000, 2048]
+    assert not found.prefix_caching(hybrid=False) and found.cudagraph_max_size(256, 2048) == 256
+    assert engine_defaults("vllm", "0.8.0", get_device("rtx-3090")).chunked_prefill(1024)
 
 
 def test_unknown_engines() -> None:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from itertools import pairwise
 from typing import Any, Literal
 
+from bstar.catalog.engine_rules import engine_memory_bytes, ladder, meets, static_fraction
 from bstar.errors import NotInCatalogError, SpecError
 from bstar.specs.device import DeviceSpec
-from bstar.units import GIB, MIB
 
 ENGINES = ("vllm", "sglang", "trtllm")
 _SPELLINGS = {"tensorrtllm": "trtllm", "trtllmserve": "trtllm", "tensorrt": "trtllm", "trt": "trtllm", "sgl": "sglang"}
+# "nightly-5b8c30d", "main", "0.1.dev20073" (what a build without tags calls itself); not "0.21.0rc1.dev3".
+_DEVELOPMENT = re.compile(r"^(nightly|main|master|dev)\b|^0\.(0\.)?1\.dev")
 
 Usage = Literal["server", "offline"]
 AttentionKind = Literal["gqa", "mla", "sparse-mla", "compressed"]
@@ -43,6 +44,7 @@ class EngineDefaults:
         "fraction-of-free-after-load"   of the memory free after loading: KV cache alone (TensorRT-LLM)
     block_size                    tokens per KV block of plain attention; `kv_block_size` for other kinds
     hybrid_prefix_caching         enable_prefix_caching's default holds for models with state layers too
+    chunked_prefill_above_model_len   longer models chunk their prefill although it is off (vLLM's V0 engine)
     cudagraph_memory_subtracted   memory for CUDA graphs is left out of the KV space beforehand
     reserve_full_prompt           a request is admitted only where its whole prompt has room
     mixes_prefill_and_decode      one step may hold both (SGLang runs a prefill step by itself)
@@ -60,6 +62,7 @@ class EngineDefaults:
     enable_prefix_caching: bool
     hybrid_prefix_caching: bool
     enable_chunked_prefill: bool
+    chunked_prefill_above_model_len: int | None
     async_scheduling: bool
     cudagraph_memory_subtracted: bool
     cudagraph_cap: int
@@ -89,11 +92,20 @@ class EngineDefaults:
         """Whether prefix caching is on where no flag is given; `hybrid`: the model has state layers."""
         return self.enable_prefix_caching and (self.hybrid_prefix_caching or not hybrid)
 
+    def chunked_prefill(self, max_model_len: int) -> bool:
+        """Whether prompts are split over steps where no flag is given, for a model of that length."""
+        above = self.chunked_prefill_above_model_len
+        return self.enable_chunked_prefill or (above is not None and max_model_len > above)
+
     def batch_limits(self, max_model_len: int) -> tuple[int, int]:
-        """(max_num_seqs, max_num_batched_tokens) for a model's length, both left to the engine."""
+        """(max_num_seqs, max_num_batched_tokens) for a model's length, both left to the engine.
+
+        vLLM raises the budget to the model's length where prompts are not split; TensorRT-LLM does not, and
+        refuses longer prompts.
+        """
         tokens = self.max_num_batched_tokens
         if self.engine == "vllm":
-            if not self.enable_chunked_prefill:
+            if not self.chunked_prefill(max_model_len):
                 tokens = max(tokens, max_model_len)
             tokens = min(tokens, self.max_num_seqs * max_model_len)
         return min(self.max_num_seqs, tokens), tokens
@@ -109,7 +121,7 @@ class EngineDefaults:
         top = min(self.cudagraph_cap, max_num_batched_tokens)
         if rule["seqs_factor"]:
             top = min(top, max_num_seqs * query_tokens * rule["seqs_factor"])
-        sizes = {size for size in rule["first"] if size <= top} | set(_ladder(rule["steps"], top))
+        sizes = {size for size in rule["first"] if size <= top} | set(ladder(rule["steps"], top))
         extra = {"tokens": max_num_batched_tokens, "seqs": max_num_seqs, "cap": top}
         sizes.update(extra[name] for name in rule["include"] if 0 < extra[name] <= top)
         return tuple(sorted(sizes))
@@ -128,36 +140,41 @@ def engine_defaults(
     world_size: int = 1,
     attention_dp: int = 1,
     mla: bool = False,
+    strict: bool = True,
 ) -> EngineDefaults:
     """The defaults of `engine` at `version` (None: the newest known) on `device`.
 
     world_size is the ranks of one copy of the model: vLLM on a CPU and SGLang's memory fraction go by it;
     attention_dp and mla (latent attention) enter SGLang's memory fraction alone.
-    Raises NotInCatalogError for an unknown engine, SpecError for a version that is not a number or older
-    than the data. A version newer than the data gets the newest defaults and says so in `note`.
+    A version newer than the data, and a development build, gets the newest defaults and says so in `note`.
+    Raises NotInCatalogError for an unknown engine, SpecError for a version that is not one or older than the
+    data; with strict=False (records that others wrote down) the nearest known release and a note instead.
     """
     name = engine_name(engine)
     data = _data(name)
     wanted = version or str(data["newest"])
-    merged = _merged(data, name, wanted)
-    memory_bytes = _engine_memory_bytes(device, reported=data["unified_memory_reported"])
+    number, note = _known_version(data, name, wanted, strict=strict)
+    merged: dict[str, Any] = {}
+    for release in data["release"]:
+        if parse_version(release["from"]) <= number:
+            merged |= release
+    memory_bytes = engine_memory_bytes(device, reported=data["unified_memory_reported"])
 
     def first(rules: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return next(rule for rule in rules if _meets(rule, device, memory_bytes, world_size))
+        return next(rule for rule in rules if meets(rule, device, memory_bytes, world_size))
 
     batch = first(merged["batch"])
     ranks = world_size if batch.get("per_rank") else 1
     max_num_seqs, max_num_batched_tokens = (int(value) * ranks for value in batch[usage])
     cap = int(first(merged["cudagraph"]["cap"])["size"])
     if "static_fraction" in merged:
-        fraction = _static_fraction(
+        fraction = static_fraction(
             merged["static_fraction"], memory_bytes=memory_bytes, tokens=max_num_batched_tokens, graph_size=cap,
             ranks=world_size, attention_dp=attention_dp, mla=mla,
         )  # fmt: skip
     else:
         fraction = float(merged["gpu_memory_utilization"])
-    rules = tuple(r for r in merged["block_size"] if _meets(r, device, memory_bytes, world_size))
-    newer = parse_version(wanted) > parse_version(data["newest"])
+    rules = tuple(r for r in merged["block_size"] if meets(r, device, memory_bytes, world_size))
     plain = (
         "enable_prefix_caching", "hybrid_prefix_caching", "enable_chunked_prefill", "async_scheduling",
         "cudagraph_memory_subtracted", "long_prefill_token_threshold", "stream_interval", "scheduling_policy",
@@ -176,7 +193,8 @@ def engine_defaults(
         block_size_rules=rules,
         cudagraph_cap=cap,
         cudagraph_rule=merged["cudagraph"],
-        note=f"{name} {wanted} is newer than the data: defaults of {data['newest']}" if newer else "",
+        chunked_prefill_above_model_len=merged.get("chunked_prefill_above_model_len") or None,
+        note=note,
         **{key: merged[key] for key in plain},
     )
 
@@ -205,87 +223,26 @@ def engine_releases(engine: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(r["from"]), str(r["source"])) for r in _data(engine_name(engine))["release"])
 
 
-# --- rules --------------------------------------------------------------------------------------------
-
-
-def _merged(data: Mapping[str, Any], name: str, wanted: str) -> dict[str, Any]:
-    number = parse_version(wanted)
-    releases = [r for r in data["release"] if parse_version(r["from"]) <= number]
-    if not releases:
-        oldest = data["release"][0]["from"]
-        raise SpecError(f"engine: {name} {wanted} is older than the data; {oldest} is the oldest version known")
-    merged: dict[str, Any] = {}
-    for release in releases:
-        merged |= release
-    return merged
-
-
-def _meets(rule: Mapping[str, Any], device: DeviceSpec, memory_bytes: int, ranks: int) -> bool:
-    """Whether a rule's conditions hold for a device; a condition that is absent holds."""
-    name = device.name.lower()
-    low, high = rule.get("compute_capability", (0, 9999))
-    return (
-        ("vendors" not in rule or device.vendor in rule["vendors"])
-        and ("generations" not in rule or device.generation in rule["generations"])
-        and ("names" not in rule or any(word in name for word in rule["names"]))
-        and not any(word in name for word in rule.get("not_names", ()))
-        and memory_bytes >= rule.get("min_memory_gib", 0) * GIB
-        and memory_bytes < rule.get("max_memory_gib", float("inf")) * GIB
-        and ranks >= rule.get("min_ranks", 1)
-        and low <= (device.compute_capability or 0) <= high
-    )
-
-
-def _engine_memory_bytes(device: DeviceSpec, *, reported: bool) -> int:
-    # NVML gives no total for a device that shares the host's memory: vLLM then takes its smallest class,
-    # others ask the runtime instead.
-    if device.unified_memory and not reported:
-        return 0
-    return device.nvml_memory_bytes or device.reported_memory_bytes
-
-
-def _ladder(steps: Sequence[Sequence[int]], top: int) -> Iterable[int]:
-    """From each [start, step] on in steps of `step`, until the next start; up to `top` inclusive."""
-    ends = [start for start, _ in steps[1:]] + [top + 1]
-    for (start, step), end in zip(steps, ends, strict=False):
-        yield from range(start, min(end, top + 1), step)
-
-
-def _static_fraction(
-    rule: Mapping[str, Any], *, memory_bytes: int, tokens: int, graph_size: int, ranks: int, attention_dp: int,
-    mla: bool,
-) -> float:  # fmt: skip
-    """SGLang's mem_fraction_static: what is left after activations and graphs, as its server_args computes it."""
-    memory_mib = memory_bytes / MIB
-    if rule["rule"] == "by-ranks":
-        fraction: float = next(value for least, value in rule["ranks"] if ranks >= least)
-        return fraction if memory_mib <= rule["large_above_mib"] else float(rule["large"])
-    if rule["rule"] == "by-class":
-        below = [(base, each) for limit, base, each in rule["classes"] if memory_mib < limit * 1024]
-        base_gib, each_gib = below[0] if below else rule["largest"]
-        reserved_mib = (base_gib + each_gib * ranks + (rule["attention_dp_gib"] if attention_dp > 1 else 0)) * 1024
-    else:
-        reserved_mib = (
-            rule["base_mib"] + max(tokens, 2048) * rule["per_token_mib"] + graph_size * rule["per_graph_size_mib"]
-            + ranks * rule["per_rank_mib"]
-        )  # fmt: skip
-        if attention_dp > 1:
-            least, more_mib = rule["attention_dp_large_graph"]
-            each_mib = rule["attention_dp_per_graph_mib"] + (more_mib if graph_size > least else 0)
-            reserved_mib += graph_size * attention_dp * each_mib
-        if "prefill_graph_mib" in rule:
-            sizes = len(set(_ladder_inclusive(rule["prefill_graph_steps"], tokens)))
-            reserved_mib += rule["prefill_graph_mla_mib"] if mla else sizes * rule["prefill_graph_mib"]
-        if memory_mib > rule["floor_above_gib"] * 1024:
-            reserved_mib = max(reserved_mib, rule["floor_mib"])
-    return float(round((memory_mib - reserved_mib) / memory_mib, 3))
-
-
-def _ladder_inclusive(steps: Sequence[Sequence[int]], top: int) -> Iterable[int]:
-    """Each [start, step]: the multiples after `start` up to the next start inclusive, no further than `top`."""
-    yield steps[0][0]
-    for (start, step), (end, _) in pairwise([*steps, (top, 0)]):
-        yield from range(start + step, min(end, top) + 1, step)
+def _known_version(
+    data: Mapping[str, Any], name: str, wanted: str, *, strict: bool
+) -> tuple[tuple[int, int, int], str]:
+    """The version whose defaults answer for `wanted`, and what to tell the reader about it."""
+    newest, oldest = data["newest"], data["release"][0]["from"]
+    if _DEVELOPMENT.search(wanted.lower()):
+        return parse_version(newest), f"{name} {wanted} is a development build: defaults of {newest}"
+    try:
+        number = parse_version(wanted)
+    except SpecError:
+        if strict:
+            raise
+        return parse_version(newest), f"{name} {wanted!r} is not a version: defaults of {newest}"
+    if number > parse_version(newest):
+        return number, f"{name} {wanted} is newer than the data: defaults of {newest}"
+    if number < parse_version(oldest):
+        if strict:
+            raise SpecError(f"engine: {name} {wanted} is older than the data; {oldest} is the oldest version known")
+        return parse_version(oldest), f"{name} {wanted} is older than the data: defaults of {oldest}"
+    return number, ""
 
 
 @cache
