@@ -67,7 +67,7 @@ def show(*parts: RenderableType) -> None:
     out = console()
     with out.capture() as captured:
         for part in parts:
-            out.print(part)
+            out.print(part, crop=False)
     text = captured.get()
     click.echo("\n".join(line.rstrip() for line in text.rstrip("\n").split("\n")), color=sys.stdout.isatty() or None)
 
@@ -87,6 +87,13 @@ def line(text: str, *, style: str = "") -> RenderableType:
     from rich.text import Text
 
     return Text(text, style=style)
+
+
+def verbatim(text: str) -> RenderableType:
+    """A line that is never wrapped, so that it can be copied: a command."""
+    from rich.text import Text
+
+    return Text(text, style="bold", no_wrap=True, overflow="ignore")
 
 
 def facts(rows: Iterable[Sequence[str]]) -> Table:

@@ -1,0 +1,241 @@
+"""`bstar plan`: which GPUs, how many, split how, with which flags, at what cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError, UnitError
+from bstar.interfaces.cli import output
+from bstar.interfaces.cli.load import load_options, slo_options, take_slo, take_workload
+from bstar.interfaces.cli.params import (
+    BANDWIDTH,
+    ENGINE_INT,
+    MODEL_LEN,
+    POSITIVE,
+    SIZE,
+    apply,
+    by_hand_options,
+    json_option,
+    take_by_hand,
+)
+from bstar.units import format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from bstar.planning.results import Candidate, PlanResult
+    from bstar.specs.slo import Slo
+    from bstar.specs.workload import Workload
+
+_EPILOG = """\b
+Examples:
+  bstar plan llama-3.1-70b --gpu h100,h200,l40s --input 2000 --output 300 --rate 5 --slo ttft=1s,tpot=40ms
+  bstar plan qwen3-32b --gpu h100 --weight-dtype auto,fp8 --input lognormal:mean=1500,cv=1 --output 400 \\
+      --concurrency 100 --slo chat --attainment 0.95
+  bstar plan llama-3.1-8b --gpu l40s --input 512 --output 128 --slo tpot=30ms      # what one replica carries
+  bstar plan deepseek-r1 --gpu h200 --trace requests.csv --max-gpus 32 --price h200=2.8 --json
+Exit code 1: nothing feasible (the reasons are printed).
+"""
+
+# What of a launch command the plan keeps; the layout is the plan's to choose.
+_KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
+         "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager")
+
+
+@click.command("plan", epilog=_EPILOG)
+@click.argument("model_name", metavar="MODEL", required=False)
+@apply(
+    click.option("--gpu", "gpus", metavar="G[,G…]", multiple=True, help="Device ids or aliases to choose from."),
+    load_options,
+    slo_options,
+    click.option("--max-gpus", type=POSITIVE, metavar="N", help="GPUs of all replicas together, at most."),
+    click.option("--price", "prices", metavar="G=USD", multiple=True, help="USD per GPU and hour, over the catalog's."),
+    click.option("--weight-dtype", metavar="D[,D…]", help="Weight dtypes to try; auto: the checkpoint's own (default)."),
+    click.option("--kv-cache-dtype", "--kv-dtype", "kv_cache_dtype", metavar="D[,D…]", help="KV cache dtypes to try."),
+    click.option("--peak-factor", type=float, default=1.0, metavar="F", help="Size for rate × F; cost at the mean rate."),
+    click.option("--headroom", type=float, default=0.0, metavar="F", help="Share of the capacity to keep free (0–1)."),
+    click.option("--top", type=POSITIVE, default=10, show_default=True, metavar="N", help="Candidates to print."),
+    click.option("--fast", is_flag=True, help="Closed forms only (what this version always does)."),
+    click.option("--executor", metavar="local|ray[://…]", default="local", help="Where candidates are evaluated."),
+    click.option("--engine", metavar="NAME[@VERSION]", help="vllm, sglang or trtllm."),
+    click.option("--max-num-seqs", type=ENGINE_INT, metavar="N", help="Fix what the plan would choose."),
+    click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N"),
+    click.option("--max-model-len", type=MODEL_LEN, metavar="N"),
+    click.option("--gpu-memory-utilization", type=float, metavar="F"),
+    click.option("--block-size", type=ENGINE_INT, metavar="N", hidden=True),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None),
+    click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None),
+    click.option("--async-scheduling/--no-async-scheduling", default=None),
+    click.option("--enforce-eager", is_flag=True, default=None),
+    click.option("--from-command", metavar='"vllm serve …"', help="Take model and engine flags from a launch command."),
+    click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's."),
+    click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s"),
+    by_hand_options(hidden=True),
+    json_option,
+)
+@click.pass_context
+def plan(ctx: click.Context, model_name: str | None, gpus: tuple[str, ...], prices: tuple[str, ...], top: int,
+         as_json: bool, **options: Any) -> None:
+    """Candidates for a load and an SLO, best first: GPUs, replicas, layout, flags, latency, cost, launch command.
+
+    Without --rate or --concurrency: what one replica carries inside the SLO.
+    """
+    from bstar.codec.resolve import resolve_model
+    from bstar.planning.plan import plan as planned
+
+    executor = options.pop("executor")
+    options.pop("fast")
+    if executor != "local":
+        raise SpecError(f"--executor: {executor[:40]!r} is not available in this version; use local")
+    workload = take_workload(options, required=True)
+    slo = take_slo(options)
+    keywords = _engine_keywords(options)
+    name = model_name or keywords.pop("model", None)
+    keywords.pop("model", None)
+    if name is None:
+        raise SpecError("model: none given; say MODEL or --from-command")
+    overrides = take_by_hand(options)
+    keywords |= {"weight_dtypes": options["weight_dtype"] or keywords.pop("weight_dtype", None),
+                 "kv_cache_dtypes": options["kv_cache_dtype"] or keywords.pop("kv_cache_dtype", None)}
+    devices = _devices(gpus, options["gpu_memory_bytes"], options["bandwidth_bytes_per_s"])
+    result = planned(
+        resolve_model(name, overrides=overrides), devices, workload, slo, max_gpus=options["max_gpus"],
+        prices=_prices(prices), peak_factor=options["peak_factor"], headroom_fraction=options["headroom"],
+        most_candidates=max(top, 20), **keywords)
+    if as_json:
+        output.print_json(result)
+    else:
+        assert workload is not None
+        _show(result, workload, slo, top)
+    ctx.exit(0 if result.feasible else 1)
+
+
+def _engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
+    """Engine flags of the command and of the options; a layout in the command is named and left to the plan."""
+    keywords: dict[str, Any] = {}
+    command = options.pop("from_command")
+    if command is not None:
+        from bstar.codec.engine_command import parse_command
+
+        parsed = parse_command(command)
+        keywords = {k: v for k, v in parsed.settings.items() if k in (*_KEPT, "weight_dtype", "kv_cache_dtype")}
+        keywords["engine"] = parsed.engine_at_version
+        if parsed.model is not None:
+            keywords["model"] = parsed.model
+        left = [f"{k} {v}" for k, v in parsed.settings.items() if k not in keywords]
+        if left or parsed.unmodelled or parsed.unknown:
+            output.warn(f"left to the plan or not modelled: {', '.join([*left, *parsed.unmodelled, *parsed.unknown])}")
+    keywords |= {key: value for key in _KEPT if (value := options.pop(key)) is not None}
+    if keywords.get("max_model_len") == -1:
+        keywords.pop("max_model_len")  # the plan takes the length that the load needs
+    return keywords
+
+
+def _devices(gpus: tuple[str, ...], memory: int | None, bandwidth: float | None) -> list[Any]:
+    from bstar.catalog.devices import get_device, with_overrides
+
+    names = [g.strip() for text in gpus for g in text.split(",") if g.strip()]
+    if not names:
+        raise SpecError("gpu: none given; say --gpu G[,G…] (bstar catalog devices lists them)")
+    return [with_overrides(get_device(g), memory_bytes=memory, bandwidth_bytes_per_s=bandwidth) for g in names]
+
+
+def _prices(texts: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in (p for text in texts for p in text.split(",") if p.strip()):
+        name, sign, usd = part.partition("=")
+        try:
+            value = float(usd.strip().removeprefix("$"))
+        except ValueError:
+            value = -1.0
+        if not sign or not 0 <= value < float("inf"):
+            raise UnitError(f"--price: {part!r} is not a price; write it like h100=2.49 (USD per GPU and hour)")
+        found[name.strip()] = value
+    return found
+
+
+def _show(result: PlanResult, workload: Workload, slo: Slo | None, top: int) -> None:
+    parts: list[Any] = [output.heading(result.model, f"{_load(workload)} · {_limits(slo)}")]
+    if not result.feasible:
+        reasons = result.reasons()
+        parts.append(output.line("nothing is feasible:", style="bold red"))
+        parts += [output.line(f"  {reason}") for reason in reasons[:12]]
+        if len(reasons) > 12:
+            parts.append(output.line(f"  … and {len(reasons) - 12} more reasons (--json has all)", style="dim"))
+        output.show(*parts)
+        return
+    parts.append(_table(result.candidates[:top], fixed_load=workload.rate_per_s is not None))
+    parts += [output.line("TTFT and TPOT: p95, expected by closed forms, not measured; req/s: what all replicas carry "
+                          "inside the SLO; * no other is both cheaper and faster", style="dim"), output.line("")]
+    parts += _best(result.best)
+    if result.rejected:
+        parts.append(output.line(f"rejected: {len(result.rejected)} layouts, e.g. {result.reasons()[0]}", style="dim"))
+    parts += [output.line("note: " + n, style="yellow") for n in result.notes]
+    output.show(*parts)
+
+
+def _load(w: Workload) -> str:
+    lengths = f"{w.input_tokens.mean:,.0f} in / {w.output_tokens.mean:,.0f} out"
+    if w.rate_per_s is not None:
+        return f"{lengths} at {w.rate_per_s:,.4g} req/s"
+    if w.concurrency is not None:
+        return f"{lengths} from {w.concurrency:,} clients"
+    return f"{lengths}, as much as one replica carries"
+
+
+def _limits(slo: Slo | None) -> str:
+    if slo is None or slo.is_empty:
+        return "no SLO: throughput"
+    limits = ", ".join(f"{label} ≤ {format_seconds(value)}" for label, value in (
+        ("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s)) if value is not None)
+    return f"{limits} for {slo.attainment_fraction:.4g} of requests"
+
+
+def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
+    """A row a candidate; a column that says the same in every row is left out."""
+    columns: list[tuple[str, list[str]]] = [
+        ("", [f"{i}{'*' if c.pareto else ''}" for i, c in enumerate(shown, 1)]),
+        ("GPUs", [f"{c.num_gpus} × {c.deployment.device.id}" for c in shown]),
+        ("replica", [f"{c.replicas} × {c.layout}" if c.replicas > 1 else str(c.layout) for c in shown]),
+    ]
+    formats = [f"{c.deployment.model.weight_dtype}/{c.deployment.kv_format.name}" for c in shown]
+    if len(set(formats)) > 1:
+        columns.append(("weights/KV", formats))
+    left = range(1, len(columns))
+    columns += [
+        ("seqs", [f"{c.deployment.engine.max_num_seqs:,}" for c in shown]),
+        ("TTFT", [format_seconds(c.predicted.ttft_s.p95) for c in shown]),
+        ("TPOT", [format_seconds(c.predicted.tpot_s.p95) for c in shown]),
+        ("req/s", [f"{c.capacity_requests_per_s:,.3g}" for c in shown]),
+    ]
+    if not fixed_load:
+        columns.append(("tok/s", [f"{c.output_tokens_per_s:,.0f}" for c in shown]))
+    columns += [
+        ("$/h", [format_usd(c.cost.usd_per_hour) for c in shown]),
+        ("$/Mtok", [format_usd(c.cost.usd_per_million_output_tokens) for c in shown]),
+        ("bound by", [c.bound_by.replace("_", " ") for c in shown]),
+    ]
+    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    return output.table([name for name, _ in columns], rows, left=(*left, len(columns) - 1))
+
+
+def _best(c: Candidate) -> list[Any]:
+    p, marks = c.predicted, c.landmarks
+    percentiles = [
+        (label, *(format_seconds(v) for v in (x.mean, x.p50, x.p95, x.p99)))
+        for label, x in (("TTFT", p.ttft_s), ("TPOT", p.tpot_s), ("E2E", p.e2e_s))]
+    walls = " · ".join(f"{label} {marks[name]:,.0f}" for name, label in (
+        ("b_star", "B*"), ("b_gemm", "B_gemm"), ("b_mem", "B_mem"), ("b_slo", "B_slo")) if marks.get(name) is not None)
+    facts = [
+        ("meets the SLO", f"{c.slo_attainment_fraction:.2%}", f"goodput {c.goodput_requests_per_s:,.4g} requests/s of "
+         f"{c.requests_per_s:,.4g}; headroom {c.headroom_fraction:+.0%}"),
+        ("in flight", f"{p.in_flight:,.1f}", f"a replica, of {walls}"),
+        ("prefill", f"{p.prefill_fraction:.0%}", f"of a replica's time; step {format_seconds(p.step_s)}; "
+         f"{p.queued_fraction:.1%} of requests queue"),
+    ]
+    return [
+        output.heading("best", f"{c.num_gpus} × {c.deployment.device.name}, {c.replicas} × {c.layout}"),
+        output.table(("", "mean", "p50", "p95", "p99"), percentiles), output.facts(facts),
+        *[output.line("  note: " + n, style="dim") for n in c.notes],
+        output.line(""), output.verbatim("  " + c.launch_command),
+    ]
