@@ -122,6 +122,7 @@ def config_of(header: GgufHeader, source: str) -> dict[str, Any]:
     config["num_key_value_heads"] = reader.number("attention.head_count_kv") or config["num_attention_heads"]
     config["vocab_size"] = reader.tensor("token_embd.weight").shape[-1]
     config["tie_word_embeddings"] = "output.weight" not in reader.tensors
+    config["torch_dtype"] = "bfloat16" if any(t.type.name == "bf16" for t in reader.tensors.values()) else "float16"
     for suffix, key in _BIASES:
         if f"blk.0.{suffix}" in reader.tensors:
             config[key] = True
