@@ -13,21 +13,29 @@ from collections.abc import Container, Iterator
 
 # Storage suffixes, spelled as keys, and the weight format (`bstar.specs.formats`) that each names.
 _STORAGE_SUFFIXES: dict[str, str] = {
-    "fp8": "fp8", "fp8-static": "fp8", "fp8-kv": "fp8", "fp8-static-pertensor": "fp8", "fp8-pertensor": "fp8",
-    "fp8-dynamic": "fp8_channel", "fp8-block": "fp8_block", "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4", "fp4": "nvfp4", "nvfp4a16": "nvfp4_w4a16", "mxfp4": "mxfp4", "mxfp4-preview": "mxfp4",
     "bf16": "bf16", "fp16": "fp16", "fp32": "fp32",
-    "int4": "w4a16", "w4a16": "w4a16", "quantized-w4a16": "w4a16", "4bit": "w4a16",
+    "fp8": "fp8", "fp8-static": "fp8", "fp8-kv": "fp8", "fp8-static-pertensor": "fp8", "fp8-pertensor": "fp8",
+    "autofp8": "fp8", "fp8-dynamic": "fp8_channel", "fp8-block": "fp8_block", "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4", "fp4": "nvfp4", "nvfp4-v2": "nvfp4", "fp4-v2": "nvfp4", "nvfp4a16": "nvfp4_w4a16",
+    "mxfp4": "mxfp4", "mxfp4-preview": "mxfp4",
+    "int4": "w4a16", "w4a16": "w4a16", "quantized-w4a16": "w4a16", "w4a16-g128": "w4a16", "4bit": "w4a16",
     "awq": "w4a16", "awq4bit": "w4a16", "awq-int4": "w4a16", "marlin": "w4a16",
     "gptq": "w4a16", "gptq4bit": "w4a16", "gptq-int4": "w4a16", "gptq-marlin": "w4a16",
     "autoround": "w4a16", "autoround-int4": "w4a16", "int4-autoround": "w4a16", "int4-mixed-autoround": "w4a16",
-    "bnb4bit": "w4a16", "unsloth-bnb4bit": "w4a16",
+    "bnb4bit": "w4a16", "unsloth-bnb4bit": "w4a16", "mlx4bit": "w4a16",
     "int8": "int8", "w8a8": "int8", "quantized-w8a8": "int8", "w8a8-int8": "int8",
-    "w8a16": "w8a16", "quantized-w8a16": "w8a16", "gptq-int8": "w8a16", "gptq8bit": "w8a16",
+    "w8a16": "w8a16", "quantized-w8a16": "w8a16", "gptq-int8": "w8a16", "gptq8bit": "w8a16", "8bit": "w8a16",
+    "mlx8bit": "w8a16",
 }  # fmt: skip
 
+# Other spellings under which the catalog may hold the same checkpoint.
+_RESPELT = {"fp4": "nvfp4", "fp4-v2": "nvfp4", "nvfp4-v2": "nvfp4"}
+
 # Suffixes of variants that share the architecture of what they were tuned from.
-_NEUTRAL_SUFFIXES = ("instruct", "chat", "it", "pt", "base", "hf", "text", "thinking", "gguf", "vllm")
+_NEUTRAL_SUFFIXES = (
+    "instruct", "chat", "it", "pt", "base", "hf", "text", "thinking", "gguf", "mlx", "qat",
+    "vllm",
+)
 
 _DATE = re.compile(r"-?(?<!\d)(2[3-9]|0[1-9]|1[0-2])\d\d$")  # "-2507" (year, month) and "-0528" (month, day)
 _GGUF_TYPE = re.compile(r"-(ud-)?(iq[1-4]|q[2-8])(-?[0-9a-z]){0,4}$")
@@ -43,36 +51,49 @@ def key_of(name: str) -> str:
     return re.sub(r"^meta-(?=llama)", "", key)
 
 
-def _peel(key: str) -> Iterator[tuple[str, str | None]]:
-    """Ways to take one suffix off, longest first: (rest, weight format it names or None)."""
+def _peel(key: str) -> Iterator[tuple[str, str]]:
+    """Ways to take one suffix off `key`, longest suffix first: (rest, suffix)."""
     gguf = _GGUF_TYPE.search(key)
     if gguf:
-        yield key[: gguf.start()], "gguf:" + key[gguf.start() + 1 :].replace("-", "_")
+        yield key[: gguf.start()], key[gguf.start() + 1 :]
     for suffix in _BY_LENGTH:
-        if key.endswith("-" + suffix):
-            yield key[: -len(suffix) - 1], _STORAGE_SUFFIXES.get(suffix)
+        rest = key.removesuffix(suffix)
+        # Keys hold no separator between a letter and a digit: "…-8b-4bit" ends in "8b4bit".
+        if rest != key and (rest.endswith("-") or (suffix[0].isdigit() and rest[-1:].isalpha())):
+            yield rest.removesuffix("-"), suffix
     date = _DATE.search(key)
     if date:
-        yield key[: date.start()], None
+        yield key[: date.start()], ""
+
+
+def _format_of(suffix: str) -> str | None:
+    """The weight format that a suffix names; None: it names none."""
+    if suffix in _STORAGE_SUFFIXES:
+        return _STORAGE_SUFFIXES[suffix]
+    return "gguf:" + suffix.replace("-", "_") if _GGUF_TYPE.fullmatch("-" + suffix) else None
 
 
 def find_key(name: str, known: Container[str]) -> tuple[str, str | None] | None:
     """The key among `known` that `name` means, and the weight format that its suffixes name (or None).
 
     The fewest suffixes are peeled that leave a known key; the outermost storage suffix gives the format.
+    A key with that suffix put back is looked for first ("…-Instruct-FP4" is the known "…-nvfp4").
     """
-    level: dict[str, str | None] = {key_of(name): None}
+    level: dict[str, str] = {key_of(name): ""}  # key -> its outermost storage suffix
     seen: set[str] = set()
     while level:
-        for key, weight_format in level.items():
+        for key, storage in level.items():
+            for spelling in (storage, _RESPELT.get(storage, "")):
+                if spelling and f"{key}-{spelling}" in known:
+                    return f"{key}-{spelling}", None
             if key in known:
-                return key, weight_format
+                return key, _format_of(storage)
         seen.update(level)
-        following: dict[str, str | None] = {}
-        for key, weight_format in level.items():
-            for rest, found in _peel(key):
+        following: dict[str, str] = {}
+        for key, storage in level.items():
+            for rest, suffix in _peel(key):
                 if rest and rest not in seen:
-                    following.setdefault(rest, weight_format or found)
+                    following.setdefault(rest, storage or (suffix if _format_of(suffix) else ""))
         level = following
     return None
 
