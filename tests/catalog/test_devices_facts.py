@@ -107,3 +107,20 @@ def test_nodes_and_links() -> None:
     assert h100.link is not None and h100.link.bandwidth_bytes_per_s == 450e9 and h100.devices_per_node == 8
     assert h100.inter_node is not None and h100.inter_node.bandwidth_bytes_per_s == 50e9
     assert get_device("l40s").link is None and get_device("l40s").pcie is not None
+
+
+def test_the_link_that_a_group_of_devices_crosses() -> None:
+    rtx3090, h100, gb200, l4 = (get_device(name) for name in ("rtx-3090", "h100", "gb200", "l4"))
+    assert rtx3090.link_between(2) == rtx3090.link and rtx3090.link_between(4) == rtx3090.pcie
+    assert h100.link_between(8) == h100.link and h100.link_between(16) == h100.inter_node
+    assert gb200.link_between(64) == gb200.link and gb200.link_between(144) == gb200.inter_node
+    assert l4.link_between(2) == l4.pcie and get_device("apple-m4-max").link_between(2) is None
+
+
+@each_device
+def test_bridged_cards_say_how_many_a_bridge_joins(device: DeviceSpec) -> None:
+    if device.link is None:
+        assert device.link_devices is None
+    elif device.link_devices is not None:
+        assert 2 <= device.link_devices < device.devices_per_node and device.pcie is not None
+    assert (device.link is not None and device.link.kind == "nvlink-bridge") <= (device.link_devices is not None)

@@ -55,7 +55,8 @@ class DeviceSpec:
     nvml_memory_bytes     total of nvidia-smi or its like, where known: engines choose defaults by it
     peak_flops_per_s      dense peak by dtype; a dtype that is missing has no peak: refuse it
     link                  to the other devices of the node; None: there are none or over PCIe (`pcie`)
-    devices_per_node      devices that `link` joins (the NVLink domain of a GB200 NVL72 is 72)
+    devices_per_node      devices of one server, or of one link domain where that is larger (GB200 NVL72: 72)
+    link_devices          devices that `link` joins, where fewer than the node (an NVLink bridge: 2); None: all
     inter_node            link between nodes, per device
     compute_capability    CUDA compute capability × 10 (90 for Hopper) or None
     num_sms               streaming multiprocessors (AMD: compute units) or None
@@ -76,6 +77,7 @@ class DeviceSpec:
     pcie: LinkSpec | None = None
     inter_node: LinkSpec | None = None
     devices_per_node: int = 8
+    link_devices: int | None = None
     compute_capability: int | None = None
     num_sms: int | None = None
     unified_memory: bool = False
@@ -98,13 +100,23 @@ class DeviceSpec:
             raise SpecError(f"device {self.id!r}: peak_flops_per_s needs at least one dtype")
         if any(not v > 0 for v in self.peak_flops_per_s.values()):
             raise SpecError(f"device {self.id!r}: a peak must be positive; leave out a dtype it does not have")
-        if self.devices_per_node < 1:
-            raise SpecError(f"device {self.id!r}: devices_per_node must be at least 1, is {self.devices_per_node}")
+        for label in ("devices_per_node", "link_devices"):
+            count = getattr(self, label)
+            if count is not None and count < 1:
+                raise SpecError(f"device {self.id!r}: {label} must be at least 1, is {count}")
 
     @property
     def reported_memory_bytes(self) -> int:
         """What the engine sees: the driver's figure where known, else the vendor's."""
         return self.usable_memory_bytes if self.usable_memory_bytes is not None else self.memory_bytes
+
+    def link_between(self, num_devices: int) -> LinkSpec | None:
+        """The slowest link that `num_devices` neighbouring devices have to cross, or None where none is known."""
+        if num_devices > self.devices_per_node:
+            return self.inter_node
+        if self.link is not None and num_devices <= (self.link_devices or self.devices_per_node):
+            return self.link
+        return self.pcie
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s of `dtype`. Raises SpecError naming the dtypes that exist."""
