@@ -11,7 +11,21 @@ import pytest
 
 from bstar.catalog.models import ModelEntry, all_entries, entry_ids
 from bstar.codec.hf_config import model_from_config
+from bstar.errors import UnsupportedArchitectureError
 from bstar.physics.weights import parameter_counts
+
+# Entries whose mechanism the codec does not understand (yet); it says so instead of guessing.
+REFUSED = {
+    "hunyuan-a13b": "expert sizes as a list per layer",
+    "jais-2-8b": "model_type jais2",
+    "kimi-k3": "model_type kimi_k3",
+    "llama-3.3-nemotron-super-49b": "block_configs of nemotron-nas",
+    "minimax-m3": "model_type minimax_m3_vl",
+    "minimax-m3-nvfp4": "model_type minimax_m3_vl",
+    "solar-open-100b": "model_type solar_open",
+    "step-3": "model_type step3_vl",
+    "youtu-llm-2b": "model_type youtu",
+}
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = all_entries()
@@ -47,7 +61,12 @@ def test_entry_says_where_it_comes_from(entry: ModelEntry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 def test_entry_becomes_a_model_of_the_published_size(entry: ModelEntry) -> None:
-    model = model_from_config(entry.config, name=entry.id, hf_quant_config=entry.hf_quant_config)
+    try:
+        model = model_from_config(entry.config, name=entry.id, hf_quant_config=entry.hf_quant_config)
+    except UnsupportedArchitectureError:
+        if entry.id not in REFUSED:
+            raise
+        pytest.xfail(REFUSED[entry.id])
     total = parameter_counts(model).total
     if entry.published_parameters is not None:
         assert total == entry.published_parameters

@@ -17,7 +17,7 @@ _STORAGE_SUFFIXES: dict[str, str] = {
     "fp8": "fp8", "fp8-static": "fp8", "fp8-kv": "fp8", "fp8-static-pertensor": "fp8", "fp8-pertensor": "fp8",
     "autofp8": "fp8", "fp8-dynamic": "fp8_channel", "fp8-block": "fp8_block", "mxfp8": "mxfp8",
     "nvfp4": "nvfp4", "fp4": "nvfp4", "nvfp4-v2": "nvfp4", "fp4-v2": "nvfp4", "nvfp4a16": "nvfp4_w4a16",
-    "mxfp4": "mxfp4", "mxfp4-preview": "mxfp4",
+    "mxfp4": "mxfp4", "mxfp4-preview": "mxfp4", "w-mxfp4-a-fp8": "mxfp4",
     "int4": "w4a16", "w4a16": "w4a16", "quantized-w4a16": "w4a16", "w4a16-g128": "w4a16", "4bit": "w4a16",
     "awq": "w4a16", "awq4bit": "w4a16", "awq-int4": "w4a16", "marlin": "w4a16",
     "gptq": "w4a16", "gptq4bit": "w4a16", "gptq-int4": "w4a16", "gptq-marlin": "w4a16",
