@@ -127,7 +127,7 @@ def engine_overhead(name: str) -> EngineOverhead:
 def link_for(device: DeviceSpec, ranks: int, overhead: EngineOverhead) -> LinkUse:
     """The slowest link that `ranks` neighbouring devices have to cross. Raises SpecError where it is not known."""
     inside = ranks <= device.devices_per_node
-    link: LinkSpec | None = (device.link or device.pcie) if inside else device.inter_node
+    link: LinkSpec | None = device.link_between(ranks)
     if link is None:
         where = "between the GPUs of a node" if inside else f"between nodes ({device.devices_per_node} GPUs each)"
         raise SpecError(f"link: {device.name} has no link {where} in the catalog; {ranks} GPUs cannot work together")

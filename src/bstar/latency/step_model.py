@@ -2,6 +2,7 @@
 
     floor       Σ operators max(FLOPs / peak, (weights + cache read) / bandwidth)
     expected    Σ operators launches·t0·g + ((FLOPs / e_c·peak)^p + (bytes / e_m·bandwidth)^p)^(1/p)
+                (decode attention: activations / e_m·bandwidth + max of the two over the cache: affine in context)
                 + Σ collectives launches·latency + bytes / e·link + engine overhead per step and per sequence
 
 The floor leaves activations and collectives out: what stays on chip or overlaps could cost nothing, so no
@@ -26,7 +27,6 @@ from bstar.latency.efficiency import (
     link_for,
 )
 from bstar.physics.arithmetic import computed_dtype, fallback_note
-from bstar.physics.batch import BatchShape
 from bstar.physics.operators import CompiledStep, compiled_step
 from bstar.physics.statistics import count
 from bstar.physics.work import Work
@@ -76,6 +76,8 @@ class StepModel:
     effective_bandwidth: FloatArray
     fixed_s: FloatArray
     collective: NDArray[np.bool_]
+    streaming: NDArray[np.int64]
+    rounded: NDArray[np.int64]
     local_reads: FloatArray
     smoothing: float
     per_step_s: float
@@ -109,7 +111,7 @@ class StepModel:
         With an array the operators that a decode step does not run are zero rows of a (operators, m) table.
         """
         s = self.step
-        one = s.values(BatchShape.decode(1.0, context))
+        one = s.decode_values(context)
         n = np.asarray(sequences, dtype=float)
 
         def scaled(per_sequence: FloatArray) -> FloatArray:
@@ -135,9 +137,18 @@ class StepModel:
         bytes_ = (work.weights + work.activations + work.cache) * work.active
         memory = bytes_ / _like(self.effective_bandwidth, bytes_)
         compute = work.flops / _like(self.effective_peak, bytes_)
+        cache_share = work.cache / np.maximum(bytes_, 1.0)
+        body = memory.copy()
+        rows = self.rounded
+        body[rows] = _smooth_max(compute[rows], memory[rows], self.smoothing)
+        # Decode attention streams the cache: every key costs the greater of its bytes and its arithmetic, so the
+        # step stays affine in the context (the simulator sums many steps in closed form).
+        rows = self.streaming
+        streamed = memory[rows] * cache_share[rows]
+        body[rows] += np.maximum(compute[rows] - streamed, 0.0)
         return OperatorTimes(
-            fixed=_like(self.fixed_s, bytes_) * work.active, body=_smooth_max(compute, memory, self.smoothing),
-            compute_bound=compute > memory, cache_share=work.cache / np.maximum(bytes_, 1.0),
+            fixed=_like(self.fixed_s, bytes_) * work.active, body=body, compute_bound=compute > memory,
+            cache_share=cache_share,
             engine=self.per_step_s * self.pipeline_stages + self.per_sequence_s * work.sequences,
         )  # fmt: skip
 
@@ -212,6 +223,8 @@ def _build(deployment: Deployment) -> StepModel:
         step=step, local_reads=step.reads + np.where(collective[:, None], 0.0, step.writes), peak=peak,
         bandwidth=device.bandwidth_bytes_per_s, effective_peak=effective_peak,
         effective_bandwidth=effective_bandwidth, fixed_s=fixed,
+        streaming=np.flatnonzero([w.kind == "attention_decode" for w in step.works]),
+        rounded=np.flatnonzero([bool(w.flops) and w.kind != "attention_decode" for w in step.works]),
         collective=collective, smoothing=kernels.smoothing,
         per_step_s=overhead.per_step_s, per_sequence_s=overhead.per_sequence_s,
         pipeline_stages=deployment.parallel.pp, attention_dp=deployment.parallel.attention_dp, names=names,

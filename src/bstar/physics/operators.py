@@ -78,10 +78,26 @@ class CompiledStep:
     miss_base: FloatArray  # 1 − k/n of a routed row; 1 elsewhere
     routed: NDArray[np.bool_]
     expert_tokens_index: int
+    # Statistics of one decode: the counts, and per decode span its limit (inf), share and whether it is chunked.
+    decode_base: FloatArray
+    decode_index: NDArray[np.int64]
+    decode_limit: FloatArray
+    decode_scale: FloatArray
+    decode_chunk: NDArray[np.bool_]
 
     def values(self, shape: BatchShape, *, chunks_as_windows: bool = False) -> FloatArray:
         """The statistics of one step. `chunks_as_windows`: a chunked layer counts at its fullest."""
         return statistic_values(self.statistics, shape, self.attention_dp, chunks_as_windows=chunks_as_windows)
+
+    def decode_values(self, context: float) -> FloatArray:
+        """The statistics of one plain decode of `context` tokens: `values(BatchShape.decode(1, context))`, faster."""
+        seen = max(float(context), 1.0)
+        out = self.decode_base.copy()
+        reach = np.minimum(seen, self.decode_limit)
+        if self.decode_chunk.any():
+            reach = np.where(self.decode_chunk, np.fmod(seen - 1.0, self.decode_limit) + 1.0, reach)
+        out[self.decode_index] = reach * self.decode_scale
+        return out
 
     def touched_weights(self, expert_tokens: FloatArray | float) -> FloatArray:
         """Weight bytes read per row; with an array of expert tokens (m,) the result is (rows, m)."""
@@ -117,6 +133,7 @@ def compiled_step(model: ModelSpec, parallel: ParallelSpec, kv: KvFormat, stage:
     for i, work in enumerate(works):
         rows[i, column[work.rows]] = 1.0
     layers = np.array([w.layers for w in works], dtype=float)
+    spans = [(j, s) for j, (name, s) in enumerate(statistics) if s is not None and name.endswith("_decode")]
     return CompiledStep(
         works=works, statistics=statistics, attention_dp=parallel.attention_dp,
         flops=table([w.flops for w in works]), reads=table([w.reads for w in works]),
@@ -127,6 +144,11 @@ def compiled_step(model: ModelSpec, parallel: ParallelSpec, kv: KvFormat, stage:
         miss_base=np.array([1.0 - w.routing.top_k / w.routing.num_experts if w.routing else 1.0 for w in works]),
         routed=np.array([w.routing is not None for w in works]),
         expert_tokens_index=column["expert_tokens", None],
+        decode_base=statistic_values(statistics, BatchShape.decode(1.0, 1.0), parallel.attention_dp),
+        decode_index=np.array([j for j, _ in spans], dtype=np.int64),
+        decode_limit=np.array([np.inf if s.limit is None else s.limit for _, s in spans], dtype=float),
+        decode_scale=np.array([1.0 / s.stride / parallel.attention_dp for _, s in spans]),
+        decode_chunk=np.array([s.chunked and s.limit is not None for _, s in spans], dtype=bool),
     )  # fmt: skip
 
 
