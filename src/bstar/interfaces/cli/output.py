@@ -67,7 +67,7 @@ def show(*parts: RenderableType) -> None:
     out = console()
     with out.capture() as captured:
         for part in parts:
-            out.print(part, crop=False)
+            out.print(part, soft_wrap=getattr(part, "no_wrap", False) is True)
     text = captured.get()
     click.echo("\n".join(line.rstrip() for line in text.rstrip("\n").split("\n")), color=sys.stdout.isatty() or None)
 

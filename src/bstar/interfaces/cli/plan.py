@@ -213,7 +213,7 @@ def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
     columns += [
         ("$/h", [format_usd(c.cost.usd_per_hour) for c in shown]),
         ("$/Mtok", [format_usd(c.cost.usd_per_million_output_tokens) for c in shown]),
-        ("bound by", [c.bound_by.replace("_", " ") for c in shown]),
+        ("bound by", [c.bound_by.replace("_bandwidth", " reads").replace("_", " ") for c in shown]),
     ]
     rows = list(zip(*(cells for _, cells in columns), strict=True))
     return output.table([name for name, _ in columns], rows, left=(*left, len(columns) - 1))

@@ -1,0 +1,69 @@
+"""Text output: plain in a pipe, complete, the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Run = Callable[..., Result]
+G = ("--gpu", "h100-sxm-80gb")
+
+COMMANDS = [
+    ("model", "llama-3.1-8b"), ("model", "qwen3.5-397b-a17b", "--tp", "4", "--units", "iec"),
+    ("memory", "llama-3.1-8b", *G), ("memory", "llama-3.1-70b", *G),
+    ("explain", "llama-3.1-8b", *G, "--context", "8192", "--slo", "tpot=20ms"),
+    ("explain", "deepseek-r1", "--gpu", "h200", "--tp", "8", "--context", "4096", "--no-formulas", "--units", "si"),
+    ("curve", "llama-3.1-8b", *G, "--context", "512,8192"),
+    ("plan", "llama-3.1-70b", "--gpu", "h100,h200", "--input", "2000", "--output", "300", "--rate", "5",
+     "--slo", "ttft=1s,tpot=40ms", "--weight-dtype", "auto,fp8"),
+    ("plan", "llama-3.1-405b", "--gpu", "l40s", "--input", "9", "--output", "9", "--max-gpus", "1"),
+    ("catalog",), ("catalog", "devices"), ("catalog", "models", "qwen"), ("catalog", "engines"),
+    ("catalog", "devices", "b200"), ("catalog", "models", "llama-3.1-8b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("args", COMMANDS, ids=[" ".join(a)[:50] for a in COMMANDS])
+def test_text_is_plain_and_fits(bstar: Run, args: tuple[str, ...]) -> None:
+    first = bstar(*args)
+    assert first.exit_code in (0, 1)
+    assert "\x1b" not in first.stdout
+    for line in first.stdout.splitlines():
+        assert len(line) <= 120 or "serve" in line, line
+        assert line == line.rstrip()
+    assert "nan" not in first.stdout.lower().replace("nanbeige", "").split()
+
+
+def test_the_sheet_can_be_checked_by_hand(bstar: Run) -> None:
+    text = bstar("explain", "llama-3.1-8b", *G, "--context", "8192").stdout
+    assert "B* = W / kv" in text
+    assert "15009849344 / 1073741824 = 13.979 sequences" in text
+
+
+def test_both_conventions_are_printable(bstar: Run) -> None:
+    assert "16.06 GB" in bstar("model", "llama-3.1-8b", "--units", "si").stdout
+    assert "GiB" not in bstar("model", "llama-3.1-8b", "--units", "si").stdout.replace("KiB", "")
+    assert " GB" not in bstar("model", "llama-3.1-8b", "--units", "iec").stdout
+
+
+def test_what_a_command_line_loses_is_said(bstar: Run) -> None:
+    result = bstar("memory", *G, "--from-command", "vllm serve meta-llama/Llama-3.1-8B --port 1 --frobnicate 3")
+    assert "not modelled: --port 1" in result.stderr
+    assert "not a flag of vllm: --frobnicate 3" in result.stderr
+
+
+def test_a_curve_is_drawn(bstar: Run, tmp_path: Path) -> None:
+    pytest.importorskip("altair")
+    path = tmp_path / "c.json"
+    result = bstar("curve", "llama-3.1-8b", *G, "--context", "512", "--plot", str(path))
+    assert result.exit_code == 0
+    assert path.read_text().startswith("{")
+
+
+def test_a_launch_command_is_one_line(bstar: Run) -> None:
+    text = bstar("plan", "llama-3.1-8b", *G, "--input", "512", "--output", "64", "--rate", "2").stdout
+    (line,) = [line for line in text.splitlines() if "vllm serve" in line]
+    assert line.strip().startswith("vllm serve meta-llama/")
+    assert "--gpu-memory-utilization" in line
