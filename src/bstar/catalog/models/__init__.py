@@ -27,7 +27,9 @@ class ModelEntry:
     hf_quant_config       as in hf_quant_config.json where the checkpoint has one
     source, date          where the facts come from and when they were read there
     license               of the model, by name
-    published_parameters  parameters that the publisher states, exact or (`…_rounded`) as a rounded figure
+    published_parameters  logical parameters, exact: the publisher's figure, or transformers' count of the
+                          same config where the publisher counts otherwise (MTP heads, unused weights)
+    published_parameters_rounded  the publisher's rounded figure, where no exact one is known
     weight_format_hint    storage named by a suffix of the asked name that this entry's checkpoint does not
                           have ("…-FP8" of a bf16 entry): a weight format of `bstar.specs.formats`, or
                           "gguf:<type>"; None: store as `config` says
