@@ -95,8 +95,8 @@ def peak_activations(deployment: Deployment) -> tuple[ActivationPeak, ...]:
     element = 4 if model.dtype == "fp32" else 2
     tokens = engine.max_num_batched_tokens
     hidden = tokens * model.hidden_size * element
-    layers = tokens * max(_layer_width(g, model.hidden_size, parallel) for g in model.layers) * element
-    layers += round(units["layer_units"] * hidden)
+    width = max(_layer_width(g, model.hidden_size, parallel) for g in model.layers)
+    layers = round(tokens * element * (width + units["layer_units"] * _residual_width(model)))
     runner = model_runner(model, engine.version_tuple)
     sequences = min(engine.max_num_seqs, tokens)
     logits = sequences * model.vocab_size
@@ -112,6 +112,15 @@ def peak_activations(deployment: Deployment) -> tuple[ActivationPeak, ...]:
             layers=layers, sampler=sampler if stage == last else 0, persistent=held if stage == last else 0)
         for stage in range(last + 1)
     )
+
+
+def _residual_width(model: ModelSpec) -> int:
+    """Elements of the residual stream per token: several hidden states wide where hyper-connections mix them."""
+    mixing = [
+        t.columns for g in model.layers for t in g.extra
+        if t.matmul and t.rows > 1 and t.columns % model.hidden_size == 0
+    ]
+    return max([model.hidden_size, *mixing])
 
 
 def _layer_width(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> float:
@@ -146,8 +155,8 @@ def _mixer_width(mixer: Mixer, tp: int) -> float:
         qk = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
         return mixer.num_heads / tp * (2 * qk + 2 * mixer.v_head_dim + mixer.qk_nope_head_dim)
     if isinstance(mixer, CompressedAttention):
-        # Query, its rotated and padded copies, output and its regrouped copy.
-        return mixer.num_heads / tp * mixer.head_dim * 5
+        # Query, its rotated and padded copies, output and its regrouped copies.
+        return mixer.num_heads / tp * mixer.head_dim * 7
     if isinstance(mixer, GatedDeltaNet):
         key, value = mixer.num_k_heads * mixer.k_head_dim, mixer.num_v_heads * mixer.v_head_dim
         return (4 * key + 6 * value) / tp
@@ -168,7 +177,7 @@ def non_torch_bytes(deployment: Deployment) -> int:
     gib = float(single)
     if parallel.tp > 1:
         link = deployment.device.link
-        switched = link is not None and link.kind != "pcie" and deployment.device.devices_per_node > 2
+        switched = link is not None and link.kind != "pcie" and deployment.device.link_devices is None
         gib += buffers["tensor_parallel_switch_gib" if switched else "tensor_parallel_pcie_gib"]
     return int(gib * GIB)
 

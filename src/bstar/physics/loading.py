@@ -77,7 +77,9 @@ def _expert_padding(group: LayerGroup, hidden_size: int, parallel: ParallelSpec,
             continue
         rows, columns, copies = rank_shape(tensor, parallel)
         down = "down_proj" in tensor.name
-        padded_rows = _round_up(rows, tiles.hidden if down else tiles.width)
+        # Gate and up are padded one by one.
+        halves = 2 if "gate_up" in tensor.name and rows % 2 == 0 else 1
+        padded_rows = _round_up(rows, tiles.hidden) if down else halves * _round_up(rows // halves, tiles.width)
         padded_columns = _round_up(columns, tiles.width if down else tiles.hidden)
         total = fmt.bytes_of(padded_rows, padded_columns)
         total += padded_rows * (_round_up(padded_columns, tiles.value_columns) - padded_columns) * fmt.bits // 8
@@ -86,9 +88,10 @@ def _expert_padding(group: LayerGroup, hidden_size: int, parallel: ParallelSpec,
 
 
 def _rotary_table_bytes(model: ModelSpec) -> int:
-    """cos and sin of every position: one table of (context × rotary width) 16-bit values per rotary width."""
+    """cos and sin of every position: one table of (positions × rotary width) 16-bit values per rotary width."""
     widths = {w for g in model.layers for m in _branches(g.mixer) if (w := _rotary_width(m))}
-    return sum(model.max_context_tokens * width * 2 for width in widths)
+    positions = getattr(model, "rotary_positions", None) or model.max_context_tokens
+    return sum(positions * width * 2 for width in widths)
 
 
 def _branches(mixer: Mixer) -> tuple[Mixer, ...]:

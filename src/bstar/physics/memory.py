@@ -120,8 +120,8 @@ def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> t
         max_model_len=engine.max_model_len,
         in_flight_tokens=engine.max_num_batched_tokens * batches,
         dcp=parallel.dcp,
-        state_blocks=(2 if engine.enable_prefix_caching and rules.state_checkpoints else 1)
-        + engine.num_speculative_tokens,
+        state_blocks=(
+            (2 if engine.enable_prefix_caching else 1) + engine.num_speculative_tokens if rules.state_checkpoints else 1),
     )
     plan = block_plan(block_groups(pages, rules), available_bytes, request, rules, num_layers=model.num_layers,
                       num_blocks_override=engine.num_gpu_blocks_override)
@@ -157,7 +157,9 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     stage = min(range(len(available)), key=lambda i: available[i])
     if engine.num_gpu_blocks_override is not None:
         available = (plan.num_blocks * plan.bytes_per_block,) * len(available)
-    longest = longest_context(plan.groups, plan.room_blocks, request, upper=engine.max_model_len)
+    longest = engine.max_model_len
+    if plan.blocks_per_request > plan.room_blocks:
+        longest = longest_context(plan.groups, plan.room_blocks, request, upper=longest)
     reason = _refusal(deployment, weights[stage], available[stage], plan, longest)
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage],
