@@ -175,7 +175,7 @@ def _moe_exchange(model: ModelSpec, group: LayerGroup, ffn: MoeFfn, rank: Rank) 
     p, a = rank.parallel, rank.activation_bytes
     width = ffn.latent_size or model.hidden_size
     moved = EXPERT_TOKENS
-    works = [Work(name="experts", kind="elementwise", rows=moved,
+    works = [Work(name="norm", kind="elementwise", rows=moved,
                   reads={moved: ffn.top_k / p.ep * width * a}, writes={TOKENS: width * a})]
     if p.attention_dp == 1:
         return works

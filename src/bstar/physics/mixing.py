@@ -64,10 +64,9 @@ def mixer_works(mixer: Mixer, rank: Rank) -> tuple[Work, ...]:
 
 
 def _attention(
-    rank: Rank, *, phase: str, span: Span, flops_per_pair: float, entry: float, query: float, output: float,
-    cache_write: float = 0.0,
+    rank: Rank, *, phase: str, span: Span, flops_per_pair: float, entry: float, query: float, cache_write: float = 0.0
 ) -> Work:
-    """Attention of one phase. `entry` bytes per key; `query`, `output` elements per token."""
+    """Attention of one phase. `entry` bytes per key; `query` elements per token. Its output: `_handover`."""
     tokens: Statistic = (f"{phase}_tokens", None)  # type: ignore[assignment]
     pairs: Statistic = (f"pairs_{phase}", span)  # type: ignore[assignment]
     keys: Statistic = (f"keys_{phase}", span)  # type: ignore[assignment]
@@ -75,22 +74,31 @@ def _attention(
     return Work(
         name="attn", kind="attention_decode" if phase == "decode" else "attention_prefill", rows=tokens,
         flops={pairs: flops_per_pair}, kv_reads={keys: entry}, reads={tokens: query * a},
-        writes={tokens: output * a + cache_write}, compute_dtype=rank.dtype,
+        writes={tokens: cache_write}, compute_dtype=rank.dtype,
     )  # fmt: skip
+
+
+def _handover(rank: Rank, *, decode: float, prefill: float) -> Work:
+    """What attention writes for the output projection to read, elements per token. No kernel of its own."""
+    a = rank.activation_bytes
+    return Work(name="norm", kind="elementwise", launches=0,
+                writes={count("decode_tokens"): decode * a, count("prefill_tokens"): prefill * a})
 
 
 def _grouped_query(m: GroupedQueryAttention, rank: Rank) -> tuple[Work, ...]:
     heads = rank.heads(m.num_heads)
     entry = CacheEntry(kind="kv", heads=m.num_kv_heads, elements=m.head_dim + m.v_head_dim)
     cached = rank.cached(entry)
-    return tuple(
+    works = [
         _attention(
             rank, phase=phase, span=Span(limit=m.window, chunked=m.chunked), entry=cached,
             flops_per_pair=2.0 * heads * (m.head_dim + m.v_head_dim), query=heads * m.head_dim,
-            output=heads * m.v_head_dim, cache_write=0.0 if m.shares_kv else cached,
+            cache_write=0.0 if m.shares_kv else cached,
         )
         for phase in PHASES
-    )  # fmt: skip
+    ]  # fmt: skip
+    width = heads * m.v_head_dim
+    return (*works, _handover(rank, decode=width, prefill=width))
 
 
 def _latent(m: LatentAttention, rank: Rank) -> tuple[Work, ...]:
@@ -103,13 +111,14 @@ def _latent(m: LatentAttention, rank: Rank) -> tuple[Work, ...]:
     def absorbed(phase: str) -> Work:
         return _attention(
             rank, phase=phase, span=span, flops_per_pair=2.0 * heads * (latent + m.kv_lora_rank), entry=cached,
-            query=heads * latent, output=heads * m.kv_lora_rank, cache_write=cached,
+            query=heads * latent, cache_write=cached,
         )  # fmt: skip
 
     works = [absorbed("decode"), absorbed("prefill") if sparse else _unabsorbed(m, rank, heads, cached)]
     if m.indexer is not None and not m.indexer.shared:
         works += _index_scores(m.indexer, rank, rank.cached(entries[1]), Span())
-    return tuple(works)
+    width = heads * (m.kv_lora_rank if sparse else m.v_head_dim)
+    return (*works, _handover(rank, decode=heads * m.kv_lora_rank, prefill=width))
 
 
 def _unabsorbed(m: LatentAttention, rank: Rank, heads: int, cached: float) -> Work:
@@ -119,7 +128,7 @@ def _unabsorbed(m: LatentAttention, rank: Rank, heads: int, cached: float) -> Wo
     again = count("cached_prefill")
     base = _attention(
         rank, phase="prefill", span=FULL, flops_per_pair=2.0 * heads * (qk + m.v_head_dim),
-        entry=heads * (qk + m.v_head_dim) * a, query=heads * qk, output=heads * m.v_head_dim, cache_write=cached,
+        entry=heads * (qk + m.v_head_dim) * a, query=heads * qk, cache_write=cached,
     )  # fmt: skip
     return Work(
         name=base.name, kind=base.kind, rows=base.rows, compute_dtype=base.compute_dtype, kv_reads=base.kv_reads,
@@ -151,9 +160,10 @@ def _compressed(m: CompressedAttention, rank: Rank) -> tuple[Work, ...]:
     window = rank.cached(entries[0])
     works = [
         _attention(rank, phase=p, span=Span(limit=m.window), flops_per_pair=flops, entry=window, query=width,
-                   output=width, cache_write=window)
+                   cache_write=window)
         for p in PHASES
     ]  # fmt: skip
+    works.append(_handover(rank, decode=width, prefill=width))
     if not m.compress_ratio:
         return tuple(works)
     ratio = m.compress_ratio
@@ -161,7 +171,7 @@ def _compressed(m: CompressedAttention, rank: Rank) -> tuple[Work, ...]:
     span = Span(limit=limit, stride=ratio, gather=m.indexer is not None)
     group, pending = rank.cached(entries[1]), 4.0 * 2 * m.compressor_width
     works += [
-        _attention(rank, phase=p, span=span, flops_per_pair=flops, entry=group, query=0, output=0,
+        _attention(rank, phase=p, span=span, flops_per_pair=flops, entry=group, query=0,
                    cache_write=group / ratio + pending)
         for p in PHASES
     ]  # fmt: skip
