@@ -115,7 +115,9 @@ def compressed(group: Mapping[str, Any], layout: str) -> TensorFormat:
     kind = str(weights.get("type", "int")).lower()
     strategy = str(weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")).lower()
     group_size = weights.get("group_size")
-    input_bits = _whole(inputs.get("num_bits", 8), "config_groups.input_activations.num_bits", high=16) if inputs else 16
+    input_bits = 16
+    if inputs:
+        input_bits = _whole(inputs.get("num_bits", 8), "config_groups.input_activations.num_bits", high=16)
     input_kind = str(inputs.get("type", "int")).lower() if inputs else ""
     if kind == "float":
         return _float(bits, strategy, group_size, weights.get("block_structure"), input_bits, layout)
@@ -178,7 +180,8 @@ def quark(spec: Any) -> TensorFormat | None:
         if input_kind.startswith("fp8"):
             return replace(W4A8, scale_block=(1, size))
         return _integer(4, size, scale_bits=16, zero_point_bits=0 if weight.get("symmetric") else 4)
-    raise ConfigError(f"config.json: Quark weight dtype {kind[:30]!r} is not known; known are fp8_e4m3, fp4, int8, int4")
+    raise ConfigError(f"config.json: Quark weight dtype {kind[:30]!r} is not known; known are fp8_e4m3, fp4, int8, "
+                      "int4")
 
 
 def torchao(config: Mapping[str, Any]) -> TensorFormat:

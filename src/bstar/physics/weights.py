@@ -54,7 +54,7 @@ def parameter_counts(model: ModelSpec) -> ParameterCounts:
             if tensor.shard == "expert" and isinstance(group.ffn, MoeFfn):
                 skipped = tensor.copies - min(group.ffn.top_k, tensor.copies)
                 idle += tensor.rows * tensor.columns * skipped * group.count
-    for tensor in model.head_tensors + model.embedding + (() if model.tied else model.lm_head):
+    for tensor in model.head_tensors + model.embedding + (model.lm_head if model.head_in_total else ()):
         roles[tensor.role] = roles.get(tensor.role, 0) + tensor.parameters
     decoder = sum(roles.values())
     towers = {role: sum(b.parameters for b in model.blocks if b.role == role) for role in ("vision", "mtp")}
@@ -62,7 +62,7 @@ def parameter_counts(model: ModelSpec) -> ParameterCounts:
         total=decoder + sum(b.parameters for b in model.blocks if b.in_total),
         active=decoder - idle,
         embedding=sum(t.parameters for t in model.embedding),
-        lm_head=0 if model.tied else sum(t.parameters for t in model.lm_head),
+        lm_head=0 if not model.head_in_total else sum(t.parameters for t in model.lm_head),
         experts=roles.get("experts", 0),
         vision=towers["vision"],
         mtp=towers["mtp"],

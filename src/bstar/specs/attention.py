@@ -268,6 +268,7 @@ class Mamba2:
     """State-space mixer of Mamba 2 (Nemotron-H, Granite 4, Falcon-H1, Bamba): a state per head.
 
     gated_norm   a norm of the inner width after the scan (Falcon-H1 has none)
+    proj_bias, out_bias   biases of the projections into and out of the state space
     """
 
     kind: ClassVar[str] = "mamba2"
@@ -278,6 +279,7 @@ class Mamba2:
     conv_kernel: int
     conv_bias: bool = True
     proj_bias: bool = False
+    out_bias: bool = False
     gated_norm: bool = True
     conv_bits: int = 16
     state_bits: int = 32
@@ -307,7 +309,9 @@ class Mamba2:
         if self.conv_bias:
             out.append(vector(p + "conv1d.bias", "mixer", self.conv_width, shard="column"))
         if self.proj_bias:
-            out += [vector(p + "in_proj.bias", "qkv", rows, shard="column"), vector(p + "out_proj.bias", "out", h)]
+            out.append(vector(p + "in_proj.bias", "qkv", rows, shard="column"))
+        if self.out_bias:
+            out.append(vector(p + "out_proj.bias", "out", h))
         return tuple(out)
 
     def cache(self) -> tuple[CacheEntry, ...]:

@@ -42,6 +42,7 @@ class MoeFfn:
     router_bias      router parameters beside the matrix: a bias or correction per expert
     latent_size      routed experts work on a down-projection of this size (Nemotron 3 Super), or None
     parallel_dense_width  a dense FFN of this width runs beside the experts (Gemma 4 MoE), 0: none
+    shared_bias      biases on the shared expert and on the latent projections
     """
 
     kind: ClassVar[str] = "moe"
@@ -55,6 +56,7 @@ class MoeFfn:
     gated: bool = True
     latent_size: int | None = None
     parallel_dense_width: int = 0
+    shared_bias: bool = False
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
         h, n, w = hidden_size, self.num_experts, self.width
@@ -79,9 +81,12 @@ class MoeFfn:
                 WeightTensor(name="mlp.fc1_latent_proj", role="shared_experts", rows=e, columns=h),
                 WeightTensor(name="mlp.fc2_latent_proj", role="shared_experts", rows=h, columns=e),
             ]
+            if self.shared_bias:
+                out += [vector("mlp.fc1_latent_proj.bias", "shared_experts", e),
+                        vector("mlp.fc2_latent_proj.bias", "shared_experts", h)]
         if self.shared_width:
             out += _projections(
-                "mlp.shared_experts.", "shared_experts", h, self.shared_width, gated=self.gated, bias=False)
+                "mlp.shared_experts.", "shared_experts", h, self.shared_width, gated=self.gated, bias=self.shared_bias)
         if self.shared_gate:
             out.append(WeightTensor(name="mlp.shared_expert_gate", role="shared_experts", rows=1, columns=h))
         if self.parallel_dense_width:

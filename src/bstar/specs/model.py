@@ -89,6 +89,8 @@ class ModelSpec:
     converted_from   the checkpoint's own weight dtype where `weight_dtype` is not what it stores (the
                      engine has to quantize while loading, or another checkpoint is needed), else None
     source           where the description came from (catalog file, path)
+    counted_tied     whether `parameters.total` counts the head as the embedding, where transformers' class
+                     and the engine disagree about it; None: as `tied`
     """
 
     name: str
@@ -112,6 +114,7 @@ class ModelSpec:
     converted_from: str | None = None
     source: str = ""
     notes: tuple[str, ...] = field(default=())
+    counted_tied: bool | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),
@@ -121,6 +124,11 @@ class ModelSpec:
         seen = sorted(i for g in self.layers for i in g.indices)
         if seen != list(range(len(seen))) or not seen:
             raise SpecError("layers: every layer index must be in exactly one group")
+
+    @property
+    def head_in_total(self) -> bool:
+        """Whether `parameters.total` counts the head beside the embedding."""
+        return not (self.tied if self.counted_tied is None else self.counted_tied)
 
     @property
     def num_layers(self) -> int:

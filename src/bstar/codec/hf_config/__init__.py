@@ -69,8 +69,12 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     if unread:
         raise _unsupported(text, unread)
     notes = list(decoder.notes)
-    if wrapper is not None:
-        decoder.tied = _tied(top, text, wrapper)
+    counted_tied = _counted_tied(top, decoder.tied, wrapper) if wrapper else None
+    if wrapper is not None and wrapper.counted and top.has("tie_word_embeddings"):
+        decoder.tied = top.flag("tie_word_embeddings")
+    if counted_tied is not None and counted_tied != decoder.tied:
+        notes.append(f"parameters.total counts the head as {'the embedding' if counted_tied else 'its own'}, as "
+                     "transformers does by the class's default; the engine goes by text_config")
     context = decoder.context
     if wrapper is not None and not text_raw and top.has("max_position_embeddings"):
         context = top.size("max_position_embeddings", high=MAX_CONTEXT)
@@ -91,7 +95,8 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
         lm_head=decoder.lm_head, tied=decoder.tied, head_tensors=decoder.head_tensors, blocks=tuple(blocks),
         outer_formats=outer, dtype=dtype, kv_cache_dtype=quantization.kv_cache_dtype or decoder.kv_cache_dtype,
         weight_dtype=main_format.name, num_mtp_layers=mtp_layer_count(text, top),
-        multimodal=any(b.role == "vision" for b in blocks), source=source, notes=tuple(notes + quantization.notes))
+        multimodal=any(b.role == "vision" for b in blocks), source=source, counted_tied=counted_tied,
+        notes=tuple(notes + quantization.notes))
 
 
 def _model_type(raw: Mapping[str, Any]) -> str:
@@ -133,18 +138,16 @@ def _text_reader(top: Reader, wrapper: Wrapper) -> tuple[Reader, Mapping[str, An
         return _reader(top.raw, wrapper.text_type), top.raw
     if top.has("hidden_size", "num_hidden_layers") and top.model_type not in _TOP_IGNORED:
         raise top.fail("text_config", "is missing; a multimodal config describes its text model there")
+    if wrapper.text_required:
+        raise top.fail("text_config", "is missing; a multimodal config describes its text model there")
     return _reader({}, wrapper.text_type, "text_config."), {}
 
 
-def _tied(top: Reader, text: Reader, wrapper: Wrapper) -> bool:
-    """Whether the head is the embedding: the built class's own config decides."""
-    if not wrapper.counted:
-        return text.flag("tie_word_embeddings")
-    if top.has("tie_word_embeddings"):
-        return top.flag("tie_word_embeddings")
-    if text.raw.get("tie_word_embeddings") is not None:
-        return text.flag("tie_word_embeddings")
-    return top.flag("tie_word_embeddings", default=text.flag("tie_word_embeddings"))
+def _counted_tied(top: Reader, text_tied: bool, wrapper: Wrapper) -> bool | None:
+    """Whether transformers ties the head: the top-level class decides where it builds the whole model."""
+    if not wrapper.counted or not (top.has("tie_word_embeddings") or "tie_word_embeddings" in top.defaults):
+        return None
+    return top.flag("tie_word_embeddings", default=text_tied)
 
 
 def _tower(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes: list[str]) -> list[ExtraBlock]:
@@ -153,7 +156,8 @@ def _tower(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes
         if raw is not None:
             notes.append("vision_config is not understood: the tower's weights are not counted")
         return []
-    reader = Reader(raw or {}, wrapper.vision_type, path="vision_config.", class_of=wrapper.vision_type)
+    reader = Reader(raw or {}, wrapper.vision_type, path="vision_config.", class_of=wrapper.vision_type,
+                    defaults=dict(wrapper.tower_defaults) if raw is None else None)
     parameters = wrapper.tower(reader, top, hidden)
     return [ExtraBlock(name="vision tower", role="vision", parameters=parameters, format=base,
                        in_total=wrapper.counted)]

@@ -66,10 +66,14 @@ FOUR_NORMS = (*TWO_NORMS, "pre_feedforward_layernorm", "post_feedforward_layerno
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
-def max_context(r: Reader) -> int:
-    """Positions the model was made for; 1 Mi where nothing limits it (state-space models)."""
+NO_LIMIT = 1 << 20  # context of models that have no positions (state-space models)
+
+
+def max_context(r: Reader, *, default: int | None = None) -> int:
+    """Positions the model was made for; `default` where the config need not say."""
     return r.size("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length",
-                  "max_seq_len", "model_max_length", "max_context_length", default=1 << 20, high=MAX_CONTEXT)
+                  "max_seq_len", "model_max_length", "max_context_length", "max_target_positions", default=default,
+                  high=MAX_CONTEXT)
 
 
 def decoder(
@@ -77,14 +81,14 @@ def decoder(
     norms: Sequence[str] = TWO_NORMS, norm: str = "rms", final_norm: bool = True,
     layer_extra: Callable[[Reader, int], Sequence[tuple[WeightTensor, ...]]] | None = None,
     tied: bool | None = None, head_bias: bool = False, positions: int = 0,
-    layer_keys: tuple[str, ...] = (), layer_count: int | None = None,
+    layer_keys: tuple[str, ...] = (), context_default: int | None = None,
 ) -> Decoder:
     """A decoder of `mixers` and `ffns` with the same norms in every layer.
 
     positions    rows of a learned position table (0: none)
     layer_extra  further tensors of each layer
     """
-    n = layer_count if layer_count is not None else r.layer_count(*layer_keys)
+    n = r.layer_count(*layer_keys)
     h, vocab = r.hidden_size(), r.vocab_size()
     shared = tuple(t for name in norms for t in norm_vectors(name, h, norm))
     extras = layer_extra(r, n) if layer_extra else [()] * n
@@ -100,7 +104,8 @@ def decoder(
     if head_bias:
         final.append(vector("lm_head.bias", "other", vocab))
     return Decoder(hidden_size=h, vocab_size=vocab, layers=layers, embedding=tuple(embedding), lm_head=tuple(head),
-                   head_tensors=tuple(final), tied=is_tied, context=max_context(r))
+                   head_tensors=tuple(final), tied=is_tied,
+                   context=max_context(r, default=context_default))
 
 
 def with_extra(layers: Sequence[Layer], extra: tuple[WeightTensor, ...]) -> list[Layer]:

@@ -75,7 +75,7 @@ FAMILIES: dict[str, Family] = {
                        ffns=dense(bias="mlp_bias")),
     "apertus": partial(
         decoder, mixers=gqa(qk_norm="head", bias="attention_bias"), layer_extra=sparse.apertus_extra,
-        ffns=dense(gated=False, bias="mlp_bias")),
+        ffns=dense(gated=False)),
     "arcee": partial(decoder, mixers=gqa(bias="attention_bias"), ffns=dense(gated=False, bias="mlp_bias")),
     "nemotron": partial(decoder, mixers=gqa(bias="attention_bias"), ffns=dense(gated=False, bias="mlp_bias"),
                         norm="layer"),
@@ -96,14 +96,15 @@ FAMILIES: dict[str, Family] = {
     "granitemoeshared": partial(
         decoder, mixers=gqa(bias="attention_bias"),
         ffns=moe(width=("intermediate_size",), shared_width=("shared_intermediate_size",))),
-    "olmoe": partial(decoder, mixers=gqa(qk_norm="full", bias="attention_bias"), ffns=moe(width=("intermediate_size",))),
+    "olmoe": partial(decoder, mixers=gqa(qk_norm="full", bias="attention_bias"),
+                     ffns=moe(width=("intermediate_size",))),
     "gpt_oss": partial(
         decoder, mixers=gqa(sinks=True, windows=windows_by_pattern("", 2), bias="attention_bias"),
         ffns=moe(width=("intermediate_size",), router_bias=True, expert_bias=True)),
-    "minimax_m2": partial(decoder, mixers=gqa(qk_norm="full", qk_norm_if="use_qk_norm"),
+    "minimax_m2": partial(decoder, mixers=gqa(qk_norm="full"),
                           ffns=moe(width=("intermediate_size",))),
     "glm4_moe": partial(
-        decoder, mixers=gqa(qkv_bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm"),
+        decoder, mixers=gqa(qkv_bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm", rounded=True),
         ffns=_deepseek_experts(sparse=after_first())),
     "dots1": partial(
         decoder, mixers=gqa(qk_norm="head", windows=windows_above, bias="attention_bias"),
@@ -172,8 +173,8 @@ FAMILIES |= {
     "qwen3_vl_text": FAMILIES["qwen3"],
     "qwen3_vl_moe_text": FAMILIES["qwen3_moe"],
     "qwen3_omni_moe_text": FAMILIES["qwen3_moe"],
-    "glm4v_text": FAMILIES["glm4"],
-    "glm4v_moe_text": partial(decoder, mixers=gqa(qkv_bias="attention_bias"),
+    "glm4v_text": partial(decoder, mixers=gqa(qkv_bias=True), ffns=dense(), norms=FOUR_NORMS),
+    "glm4v_moe_text": partial(decoder, mixers=gqa(qkv_bias="attention_bias", rounded=True),
                               ffns=_deepseek_experts(sparse=after_first())),
     "phi4_multimodal": FAMILIES["phi3"],
 }

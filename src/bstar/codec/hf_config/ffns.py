@@ -77,7 +77,8 @@ def moe(
     width: tuple[str, ...] = ("moe_intermediate_size",), sparse: SparseRule = every_layer,
     dense_width: tuple[str, ...] = ("intermediate_size",), dense_bias: Switch = False, gated: bool = True,
     shared_count: tuple[str, ...] = (), shared_width: tuple[str, ...] = (), shared_gate: bool = False,
-    router_bias: Switch = False, expert_bias: Switch = False, parallel_dense: tuple[str, ...] = (),
+    router_bias: Switch = False, expert_bias: Switch = False, shared_bias: Switch = False,
+    parallel_dense: tuple[str, ...] = (),
 ) -> Callable[[Reader, int], Sequence[Ffn]]:
     """A builder of FFNs, sparse where `sparse` says so.
 
@@ -88,7 +89,9 @@ def moe(
     def build(r: Reader, n: int) -> Sequence[Ffn]:
         flags = list(sparse(r, n))
         routed = _routed(r) if any(flags) else None
-        plain = DenseFfn(width=r.size(*dense_width), gated=gated, bias=switch(r, dense_bias)) if not all(flags) else None
+        plain = None
+        if not all(flags):
+            plain = DenseFfn(width=r.size(*dense_width), gated=gated, bias=switch(r, dense_bias))
         return [x for x in (routed if s else plain for s in flags) if x is not None]
 
     def _routed(r: Reader) -> MoeFfn:
@@ -101,18 +104,18 @@ def moe(
         return experts_ffn(
             r, count=r.size(*experts, high=MAX_EXPERTS), top_k=r.size(*top_k, high=MAX_EXPERTS), width=one,
             shared_width=shared, shared_gate=shared_gate and shared > 0, router_bias=switch(r, router_bias),
-            expert_bias=switch(r, expert_bias), gated=gated,
+            expert_bias=switch(r, expert_bias), shared_bias=switch(r, shared_bias), gated=gated,
             parallel_dense_width=r.size(*parallel_dense) if parallel_dense else 0)
 
     return build
 
 
 def experts_ffn(r: Reader, *, count: int, top_k: int, width: int, shared_width: int = 0, shared_gate: bool = False,
-                router_bias: bool = False, expert_bias: bool = False, gated: bool = True,
+                router_bias: bool = False, expert_bias: bool = False, shared_bias: bool = False, gated: bool = True,
                 latent_size: int | None = None, parallel_dense_width: int = 0) -> MoeFfn:
     """A mixture of experts; a token cannot take more experts than there are."""
     if top_k > count:
         raise r.fail("num_experts_per_tok", f"is {top_k}, more than the {count} experts; it must be at most {count}")
     return MoeFfn(num_experts=count, top_k=top_k, width=width, shared_width=shared_width, shared_gate=shared_gate,
                   router_bias=router_bias, expert_bias=expert_bias, gated=gated, latent_size=latent_size,
-                  parallel_dense_width=parallel_dense_width)
+                  parallel_dense_width=parallel_dense_width, shared_bias=shared_bias)

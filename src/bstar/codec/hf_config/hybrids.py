@@ -8,6 +8,7 @@ from typing import Any
 
 from bstar.codec.hf_config.decoder import (
     FOUR_NORMS,
+    NO_LIMIT,
     Decoder,
     Layer,
     LayerFfns,
@@ -95,7 +96,8 @@ def kimi_linear(r: Reader) -> Decoder:
         return [latent if f else delta for f in full]
 
     return decoder(r, mixers=mixers, ffns=moe(
-        sparse=typed_or(after_first(1)), shared_count=("n_shared_experts", "num_shared_experts")))
+        experts=("num_local_experts", "num_experts"), sparse=typed_or(after_first(1)),
+        shared_count=("n_shared_experts", "num_shared_experts")), tied=False)
 
 
 _RATIO_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
@@ -146,8 +148,9 @@ def deepseek_v4(r: Reader) -> Decoder:
 def _v4_rates(r: Reader) -> Mapping[str, int]:
     """Tokens per compressed entry, by layer kind."""
     given = r.child("compress_rates") or {}
-    return {kind: r.whole(f"compress_rates.{kind}", given.get(kind, r.find(old) or ratio), low=1)
-            for (kind, ratio), old in zip(_KIND_RATIOS.items(), ("compress_rate_csa", "compress_rate_hca"), strict=True)}
+    older = dict(zip(_KIND_RATIOS, ("compress_rate_csa", "compress_rate_hca"), strict=True))
+    return {kind: r.whole(f"compress_rates.{kind}", given.get(kind, r.find(older[kind]) or ratio), low=1)
+            for kind, ratio in _KIND_RATIOS.items()}
 
 
 def _v4_kinds(r: Reader, n: int) -> list[str]:
@@ -184,31 +187,31 @@ def nemotron_h(r: Reader) -> Decoder:
     if "attention" in kinds:
         heads = head_count(r)
         dim = head_width(r, heads, "head_dim", "attention_head_dim")
-        bias = r.flag("attention_bias")
+        r.find("attention_bias", "mamba_proj_bias")
         mixers["attention"] = GroupedQueryAttention(
             num_heads=heads, num_kv_heads=kv_head_count(r, heads), head_dim=dim, v_head_dim=dim,
-            qkv_bias=bias, out_bias=bias, window=window_size(r))
+            window=window_size(r))
     if "mamba" in kinds:
         mixers["mamba"] = mamba2(
             r, heads=r.size("mamba_num_heads"), head_dim=r.size("mamba_head_dim"), state=r.size("ssm_state_size"),
             groups=r.size("mamba_n_groups", "n_groups"), kernel=r.size("mamba_d_conv", "conv_kernel"),
-            conv_bias=r.flag("mamba_conv_bias", "use_conv_bias"), proj_bias=r.flag("mamba_proj_bias", "use_bias"),
-            default_bits=32)
+            conv_bias=r.flag("mamba_conv_bias", "use_conv_bias"), proj_bias=r.flag("use_bias"),
+            out_bias=r.flag("use_bias"), default_bits=32)
     if "mlp" in kinds:
         ffns["mlp"] = DenseFfn(width=r.size("intermediate_size"), gated=False, bias=r.flag("mlp_bias"))
     if "moe" in kinds:
         ffns["moe"] = experts_ffn(
             r, count=r.size(*EXPERT_KEYS, high=MAX_EXPERTS), top_k=r.size("num_experts_per_tok"),
             width=r.size("moe_intermediate_size"), gated=False, latent_size=r.optional_size("moe_latent_size"),
-            shared_width=r.size("moe_shared_expert_intermediate_size", low=0)
-            * min(r.size("n_shared_experts", default=1, low=0), 1))
+            shared_width=r.size("moe_shared_expert_intermediate_size"), shared_bias=r.flag("mlp_bias"))
+        r.find("n_shared_experts")
     norm = norm_vectors("norm", h, "rms")
     layers = [Layer(mixer=mixers[k], ffn=ffns[k], extra=norm) for k in kinds]
     vocab = r.vocab_size()
     return Decoder(
         hidden_size=h, vocab_size=vocab, layers=layers, embedding=(table("embeddings", "embedding", vocab, h),),
         lm_head=(table("lm_head", "lm_head", vocab, h),), head_tensors=norm_vectors("norm_f", h, "rms"),
-        tied=r.flag("tie_word_embeddings"), context=max_context(r))
+        tied=False, context=max_context(r))
 
 
 def _nemotron_kinds(r: Reader) -> list[str]:
@@ -236,6 +239,7 @@ def _mamba2_d(r: Reader, *, inner: int, gated_norm: bool = True) -> Mamba2:
     return mamba2(
         r, heads=heads, head_dim=dim, state=r.size("mamba_d_state"), groups=r.size("mamba_n_groups"),
         kernel=r.size("mamba_d_conv"), conv_bias=r.flag("mamba_conv_bias"), proj_bias=r.flag("mamba_proj_bias"),
+        out_bias=r.flag("projectors_bias" if "projectors_bias" in r.defaults else "mamba_proj_bias"),
         gated_norm=gated_norm)
 
 
@@ -278,16 +282,10 @@ def falcon_h1(r: Reader) -> Decoder:
     def mixers(reader: Reader, n: int) -> Sequence[Mixer]:
         inner = reader.optional_size("mamba_d_ssm") or reader.size("mamba_expand") * reader.hidden_size()
         state = _mamba2_d(reader, inner=inner, gated_norm=reader.flag("mamba_rms_norm"))
-        state = replace(state, proj_bias=reader.flag("mamba_proj_bias"))
         attention = gqa(bias="attention_bias")(reader, n)
         return [ParallelMixers(branches=(a, state)) for a in attention if isinstance(a, GroupedQueryAttention)]
 
-    built = decoder(r, mixers=mixers, ffns=dense(bias="mlp_bias"))
-    if r.flag("projectors_bias"):
-        # Only the output projection of the Mamba branch takes this switch.
-        bias = (vector("mixer.out_proj.bias", "out", built.hidden_size),)
-        built.layers = [replace(layer, extra=layer.extra + bias) for layer in built.layers]
-    return built
+    return decoder(r, mixers=mixers, ffns=dense(bias="mlp_bias"))
 
 
 def _mamba1(r: Reader, *, prefix: str, inner_norms: bool) -> Mamba1:
@@ -335,7 +333,7 @@ def jamba(r: Reader) -> Decoder:
 def mamba1_model(r: Reader) -> Decoder:
     """Mamba, FalconMamba: Mamba 1 layers behind one norm, nothing else."""
     return decoder(r, mixers=lambda x, n: [_mamba1(x, prefix="", inner_norms=False)] * n,
-                   ffns=lambda _, n: [NoFfn()] * n, norms=("norm",))
+                   ffns=lambda _, n: [NoFfn()] * n, norms=("norm",), context_default=NO_LIMIT)
 
 
 def mamba2_model(r: Reader) -> Decoder:
@@ -348,9 +346,10 @@ def mamba2_model(r: Reader) -> Decoder:
             raise reader.fail("num_heads", f"× head_dim is {heads * dim}; expand × hidden_size is {inner}")
         return [mamba2(reader, heads=heads, head_dim=dim, state=reader.size("state_size"),
                        groups=reader.size("n_groups"), kernel=reader.size("conv_kernel"),
-                       conv_bias=reader.flag("use_conv_bias"), proj_bias=reader.flag("use_bias"))] * n
+                       conv_bias=reader.flag("use_conv_bias"), proj_bias=reader.flag("use_bias"),
+                       out_bias=reader.flag("use_bias"))] * n
 
-    return decoder(r, mixers=mixers, ffns=lambda _, n: [NoFfn()] * n, norms=("norm",))
+    return decoder(r, mixers=mixers, ffns=lambda _, n: [NoFfn()] * n, norms=("norm",), context_default=NO_LIMIT)
 
 
 # -- other hybrids ---------------------------------------------------------------------------------
@@ -381,8 +380,9 @@ def lfm2(r: Reader) -> Decoder:
         default = ["full_attention" if at is None or i in set(at) else "conv" for i in range(n)]
         full = hybrid_types(reader, n, default, "layer_types")
         attention = gqa(qk_norm="head")(reader, n)
-        conv = ShortConvolution(width=reader.size("conv_dim", default=reader.hidden_size()), bias=reader.flag("conv_bias"),
-                                conv_kernel=reader.size("conv_L_cache"), conv_bits=model_bits(reader))
+        conv = ShortConvolution(
+            width=reader.size("conv_dim", default=reader.hidden_size()), bias=reader.flag("conv_bias"),
+            conv_kernel=reader.size("conv_L_cache"), conv_bits=model_bits(reader))
         return [attention[i] if f else conv for i, f in enumerate(full)]
 
     def width(reader: Reader) -> int:
@@ -394,7 +394,7 @@ def lfm2(r: Reader) -> Decoder:
                 size = int(reader.number("block_ffn_dim_multiplier", default=1.0) * size)
                 size = multiple * -(-size // multiple)
         if not 1 <= size <= 1 << 25:
-            raise reader.fail("intermediate_size", f"becomes {size} after block_ffn_dim_multiplier; it must be positive")
+            raise reader.fail("block_ffn_dim_multiplier", f"makes the FFN {size} wide; it must be positive")
         return size
 
     def ffns(reader: Reader, n: int) -> Sequence[Ffn]:
@@ -421,7 +421,7 @@ def mllama(r: Reader) -> Decoder:
                                head_dim=per_head(reader, reader.hidden_size(), heads))
         return [other if i in cross else own[i] for i in range(n)]
 
-    built = decoder(r, mixers=mixers, ffns=dense())
+    built = decoder(r, mixers=mixers, ffns=dense(), tied=False)  # the embedding has rows the head lacks
     gates = (vector("cross_attn_attn_gate", "attn", 1), vector("cross_attn_mlp_gate", "mlp", 1))
     built.layers = [replace(x, extra=x.extra + gates) if x.mixer.kind == "cross" else x for x in built.layers]
     # Eight more rows for the image tokens, which are looked up and never predicted.

@@ -140,10 +140,13 @@ def check_kv(r: Reader, heads: int, kv: int) -> int:
     return kv
 
 
-def head_width(r: Reader, heads: int, *keys: str, hidden: int | None = None) -> int:
-    """head_dim; hidden_size / heads where the class defines it so."""
+def head_width(r: Reader, heads: int, *keys: str, rounded: bool = False) -> int:
+    """head_dim; hidden_size / heads where the class defines it so (rounded down where it allows that)."""
     given = r.optional_size(*(keys or ("head_dim",)))
-    return given if given is not None else per_head(r, hidden or r.hidden_size(), heads)
+    if given is not None:
+        return given
+    hidden = r.hidden_size()
+    return hidden // heads if rounded and hidden > heads else per_head(r, hidden, heads)
 
 
 def per_head(r: Reader, hidden: int, heads: int) -> int:
@@ -156,7 +159,7 @@ def per_head(r: Reader, hidden: int, heads: int) -> int:
 def gqa(
     *, windows: WindowRule = full_attention, bias: Switch = False, qkv_bias: Switch = False, out_bias: Switch = False,
     qk_norm: QkNorm = "none", qk_norm_if: Switch = True, qk_norm_bias: bool = False, sinks: Switch = False,
-    output_gate: Switch = False, kv_keys: tuple[str, ...] = (), derived_head_dim: bool = False,
+    output_gate: Switch = False, kv_keys: tuple[str, ...] = (), derived_head_dim: bool = False, rounded: bool = False,
 ) -> Callable[[Reader, int], Sequence[Mixer]]:
     """A builder of softmax attention layers.
 
@@ -168,7 +171,7 @@ def gqa(
     def build(r: Reader, n: int) -> Sequence[Mixer]:
         heads = head_count(r)
         kv = kv_head_count(r, heads, *kv_keys)
-        dim = per_head(r, r.hidden_size(), heads) if derived_head_dim else head_width(r, heads)
+        dim = per_head(r, r.hidden_size(), heads) if derived_head_dim else head_width(r, heads, rounded=rounded)
         norm: QkNorm = qk_norm if switch(r, qk_norm_if) else "none"
         shared = {
             "num_heads": heads, "num_kv_heads": kv, "head_dim": dim, "v_head_dim": dim,
@@ -256,12 +259,12 @@ def gated_delta_net(r: Reader) -> GatedDeltaNet:
 
 
 def mamba2(r: Reader, *, heads: int, head_dim: int, state: int, groups: int, kernel: int, conv_bias: bool,
-           proj_bias: bool, gated_norm: bool = True, default_bits: int | None = None) -> Mamba2:
+           proj_bias: bool, out_bias: bool, gated_norm: bool = True, default_bits: int | None = None) -> Mamba2:
     """A Mamba 2 layer whose heads fall into whole groups."""
     if heads % groups:
         raise r.fail("n_groups", f"is {groups}, which does not divide the {heads} Mamba heads")
     bits = model_bits(r)
     return Mamba2(
         num_heads=heads, head_dim=head_dim, state_size=state, num_groups=groups, conv_kernel=kernel,
-        conv_bias=conv_bias, proj_bias=proj_bias, gated_norm=gated_norm, conv_bits=bits,
+        conv_bias=conv_bias, proj_bias=proj_bias, out_bias=out_bias, gated_norm=gated_norm, conv_bits=bits,
         state_bits=dtype_bits(r, "mamba_ssm_cache_dtype", default=default_bits or bits))

@@ -20,6 +20,8 @@ class Wrapper:
     counted      whether transformers' AutoModelForCausalLM / ImageTextToText builds the tower: then
                  `parameters.total` has it. False: the causal model is the text model alone
     optional     no vision_config means no tower (otherwise: the class's default tower)
+    text_required   the wrapper's default text model is not its text class's default: refuse to guess
+    tower_defaults  sizes of the tower that a missing vision_config stands for, where they are the wrapper's own
     """
 
     text_type: str
@@ -27,13 +29,16 @@ class Wrapper:
     tower: Tower | None = None
     counted: bool = True
     optional: bool = False
+    text_required: bool = False
+    tower_defaults: tuple[tuple[str, int], ...] = ()
 
 
 WRAPPERS: dict[str, Wrapper] = {
     "llama4": Wrapper(text_type="llama4_text", vision_type="llama4_vision_model", tower=vision.llama4, counted=False),
     "mllama": Wrapper(text_type="mllama_text_model", vision_type="mllama_vision_model", tower=vision.mllama,
                       counted=False),
-    "mistral3": Wrapper(text_type="mistral", vision_type="pixtral", tower=vision.mistral3),
+    "mistral3": Wrapper(text_type="mistral", vision_type="pixtral", tower=vision.mistral3,
+                        text_required=True, tower_defaults=(("patch_size", 14),)),
     "gemma3": Wrapper(text_type="gemma3_text", vision_type="siglip_vision_model", tower=vision.gemma3),
     "gemma4": Wrapper(text_type="gemma4_text", vision_type="gemma4_vision", tower=vision.gemma4, optional=True),
     "qwen2_vl": Wrapper(text_type="qwen2_vl_text", vision_type="qwen2_vl_vision", tower=vision.qwen2_vl),

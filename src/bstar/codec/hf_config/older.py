@@ -22,7 +22,7 @@ from bstar.codec.hf_config.mixers import (
 )
 from bstar.codec.hf_config.reader import MAX_EXPERTS, Reader
 from bstar.specs.attention import GroupedQueryAttention, Mixer
-from bstar.specs.ffn import DenseFfn, Ffn
+from bstar.specs.ffn import DenseFfn, Ffn, MoeFfn
 from bstar.specs.tensors import WeightTensor
 
 _mha = partial(gqa, kv_keys=("_no_kv_heads",))  # no KV head key: as many as heads
@@ -105,7 +105,8 @@ def bloom(r: Reader) -> Decoder:
     def ffns(reader: Reader, n: int) -> Sequence[Ffn]:
         return [DenseFfn(width=4 * reader.hidden_size(), gated=False, bias=True)] * n
 
-    built = decoder(r, mixers=_mha(bias=True), ffns=ffns, norm="layer")
+    # ALiBi has no table of positions; engines take 2048 where the config is silent.
+    built = decoder(r, mixers=_mha(bias=True), ffns=ffns, norm="layer", context_default=2048)
     built.head_tensors += norm_vectors("word_embeddings_layernorm", built.hidden_size, "layer")
     return built
 
@@ -168,8 +169,8 @@ def arctic(r: Reader) -> Decoder:
     """Snowflake Arctic."""
     built = decoder(r, mixers=gqa(windows=window_everywhere), ffns=_arctic_ffns)
     extra = norm_vectors("residual_layernorm", built.hidden_size, "rms")
-    built.layers = [replace(x, extra=x.extra + extra) if x.ffn.kind == "moe" and x.ffn.parallel_dense_width else x
-                    for x in built.layers]
+    built.layers = [replace(x, extra=x.extra + extra) if isinstance(x.ffn, MoeFfn) and x.ffn.parallel_dense_width
+                    else x for x in built.layers]
     return built
 
 
@@ -181,7 +182,7 @@ def bailing_moe(r: Reader) -> Decoder:
     experts = moe(sparse=after_first(0))
 
     def ffns(reader: Reader, n: int) -> Sequence[Ffn]:
-        return [replace(f, shared_width=total) if f.kind == "moe" else f for f in experts(reader, n)]
+        return [replace(f, shared_width=total) if isinstance(f, MoeFfn) else f for f in experts(reader, n)]
 
     return decoder(r, mixers=gqa(qkv_bias="use_qkv_bias", out_bias="use_bias", qk_norm="head", qk_norm_if="use_qk_norm"),
                    ffns=ffns)

@@ -20,7 +20,7 @@ from bstar.codec.hf_config.mixers import (
 )
 from bstar.codec.hf_config.reader import MAX_EXPERTS, Reader
 from bstar.specs.attention import GroupedQueryAttention, Mixer
-from bstar.specs.ffn import DenseFfn, Ffn
+from bstar.specs.ffn import DenseFfn, Ffn, MoeFfn
 from bstar.specs.tensors import WeightTensor, vector
 
 # -- window rules ----------------------------------------------------------------------------------
@@ -114,10 +114,11 @@ def ernie_moe(r: Reader) -> Decoder:
     """ERNIE 4.5 MoE: the router's correction is a parameter, shared experts of the routed width."""
     built = decoder(
         r, mixers=gqa(bias="use_bias"),
-        ffns=moe(sparse=ernie_sparse, shared_count=("moe_num_shared_experts",), dense_bias="use_bias"))
-    layers = [replace(layer, extra=(*layer.extra, vector("mlp.moe_statics", "router", layer.ffn.num_experts)))
-              if layer.ffn.kind == "moe" else layer for layer in built.layers]
-    built.layers = layers
+        ffns=moe(sparse=ernie_sparse, shared_count=("moe_num_shared_experts",), dense_bias="use_bias",
+                 shared_bias="use_bias"), head_bias=r.flag("use_bias"))
+    built.layers = [
+        replace(layer, extra=(*layer.extra, vector("mlp.moe_statics", "router", layer.ffn.num_experts)))
+        if isinstance(layer.ffn, MoeFfn) else layer for layer in built.layers]
     return built
 
 
@@ -236,7 +237,7 @@ def step3p5(r: Reader) -> Decoder:
         kinds = _trimmed(reader, "layer_types", n, mtp) or ["full_attention"] * n
         for kind in kinds:
             if kind not in ("full_attention", "sliding_attention"):
-                raise reader.fail("layer_types", f"holds {str(kind)[:40]!r}; known are full_attention, sliding_attention")
+                raise reader.fail("layer_types", f"holds {kind[:40]!r}; known are full_attention, sliding_attention")
         heads = head_count(reader)
         other = reader.child("attention_other_setting") or {}
         swa = reader.optional_size("num_sliding_attention_heads")

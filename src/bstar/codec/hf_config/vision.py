@@ -167,9 +167,11 @@ def moonvit(r: Reader, top: Reader, text_hidden: int) -> int:
     merge = r.find("merge_kernel_size") or [2, 2]
     if not isinstance(merge, list) or len(merge) != 2:
         raise r.fail("merge_kernel_size", "must be a pair of numbers")
-    cells = r.whole("merge_kernel_size", merge[0], low=1, high=64) * r.whole("merge_kernel_size", merge[1], low=1, high=64)
+    rows, columns = (r.whole("merge_kernel_size", x, low=1, high=64) for x in merge)
+    cells = rows * columns
     patch = 3 * square(r, "patch_size", default=14)
-    projector = 2 * h + linear(h * cells, h * cells) + linear(h * cells, text_hidden)
+    pre_norm = top.size("projection_hidden_size", default=h)
+    projector = 2 * pre_norm + linear(h * cells, h * cells) + linear(h * cells, text_hidden)
     return linear(patch, h) + grid * h + depth * _block(h, width) + 2 * h + projector
 
 
