@@ -85,9 +85,13 @@ def landmarks_at(deployment: Deployment, workload: Workload | float) -> Landmark
         return _streamed(step, sequences * split.attention_dp)
 
     w_max, kv = rank.weight_bytes_all, rank.kv_bytes
-    b_star = float(formulas.b_star_fixed_point(weights, kv, w_max))
-    b_gemm = float(formulas.b_gemm_fixed_point(ridge, weights, rank.parameters, w_max))
-    b_c = float(formulas.b_compute_fixed_point(ridge, weights, rank.parameters, kv, w_max))
+    if step.routed.any():
+        b_star = float(formulas.b_star_fixed_point(weights, kv, w_max))
+        b_gemm = float(formulas.b_gemm_fixed_point(ridge, weights, rank.parameters, w_max))
+        b_c = float(formulas.b_compute_fixed_point(ridge, weights, rank.parameters, kv, w_max))
+    else:
+        b_star, b_gemm = float(formulas.b_star(w_max, kv)), float(formulas.b_gemm(ridge, w_max, rank.parameters))
+        b_c = float(formulas.b_compute(ridge, w_max, rank.parameters, kv))
     kept, kept_full = (_kept(deployment, tokens) for tokens in (context, full))
     pool = _pool_bytes(deployment)
     limit = float(formulas.arithmetic_intensity_limit(rank.parameters, kv))
