@@ -17,8 +17,9 @@ from bstar.units import GIB
 POINTS = Path(__file__).parents[1] / "data" / "measured_memory_points.csv"
 
 GPUS = {
-    "H100-80GB": "h100-sxm-80gb", "A100-80GB": "a100-sxm-80gb", "RTX4090-24GB": "rtx-4090", "B200-180GB": "b200-sxm-180gb",
-    "RTX3090-24GB": "rtx-3090", "RTX5090-32GB": "rtx-5090", "GB10-128GB unified": "gb10", "GH200-96GB": "gh200-96gb",
+    "H100-80GB": "h100-sxm-80gb", "A100-80GB": "a100-sxm-80gb", "RTX4090-24GB": "rtx-4090",
+    "B200-180GB": "b200-sxm-180gb", "RTX3090-24GB": "rtx-3090",
+    "RTX5090-32GB": "rtx-5090", "GB10-128GB unified": "gb10", "GH200-96GB": "gh200-96gb",
     "RTX5070Ti-16GB + RTX5090D-32GB": "rtx-5070-ti", "L40S-48GB": "l40s", "A6000-48GB": "rtx-a6000", "T4-16GB": "t4",
     "RTX4060-8GB": "rtx-4060",
 }  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from bstar.physics.kv_cache import (
     entry_bytes,
     kv_bytes_per_sequence,
     kv_bytes_per_token,
+    state_bytes,
     state_bytes_per_sequence,
 )
 from bstar.physics.kv_pages import attention_block_tokens, layer_pages
@@ -20,6 +24,7 @@ from bstar.specs.attention import CacheEntry
 from bstar.specs.formats import KV_FORMATS
 from bstar.specs.parallel import ParallelSpec
 
+DATA = Path(__file__).parents[1] / "data"
 BF16, FP8 = KV_FORMATS["bf16"], KV_FORMATS["fp8"]
 
 
@@ -43,7 +48,8 @@ def test_bytes_per_token(name: str, split: ParallelSpec, bytes_: int) -> None:
     assert kv_bytes_per_token(resolve_model(name), BF16, split) == bytes_
 
 
-@pytest.mark.parametrize("name", ["meta-llama/Meta-Llama-3-8B", "deepseek-ai/DeepSeek-V2-Lite", "google/gemma-3-27b-it"])
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Meta-Llama-3-8B", "deepseek-ai/DeepSeek-V2-Lite", "google/gemma-3-27b-it"])
 def test_fp8_is_exactly_half(name: str) -> None:
     model = resolve_model(name)
     assert 2 * kv_bytes_per_token(model, FP8) == kv_bytes_per_token(model, BF16)
@@ -119,3 +125,17 @@ def test_block_sizes_by_attention_kind() -> None:
         for name in ("meta-llama/Meta-Llama-3-8B", "deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V4-Flash")
     }
     assert list(sizes.values()) == [16, 64, 256]
+
+
+def test_state_pages_equal_vllm() -> None:
+    data = json.loads((DATA / "state_oracle.json").read_text(encoding="utf-8"))["states"]
+    checked = 0
+    for row in data:
+        path = DATA / "model_configs" / row["config"]
+        if not path.exists():
+            continue
+        mixers = [g.mixer for g in resolve_model(str(path)).layers]
+        sizes = {sum(s) for m in mixers if (s := state_bytes(m, tp=row["tp"]))}
+        assert sizes == {row["page_bytes"]}, row
+        checked += 1
+    assert checked >= 16

@@ -116,12 +116,12 @@ def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> t
     pages = layer_pages(model, deployment.kv_format, tp=parallel.tp, block_tokens=tokens,
                         num_speculative_tokens=engine.num_speculative_tokens)
     batches = _batches_in_flight(deployment) if rules.in_flight_batches else 1
+    states = (2 if engine.enable_prefix_caching else 1) + engine.num_speculative_tokens
     request = RequestShape(
         max_model_len=engine.max_model_len,
         in_flight_tokens=engine.max_num_batched_tokens * batches,
         dcp=parallel.dcp,
-        state_blocks=(
-            (2 if engine.enable_prefix_caching else 1) + engine.num_speculative_tokens if rules.state_checkpoints else 1),
+        state_blocks=states if rules.state_checkpoints else 1,
     )
     plan = block_plan(block_groups(pages, rules), available_bytes, request, rules, num_layers=model.num_layers,
                       num_blocks_override=engine.num_gpu_blocks_override)
@@ -220,6 +220,10 @@ def _notes(deployment: Deployment) -> tuple[str, ...]:
     out = []
     if deployment.model.multimodal:
         out.append("the encoder's share of the profile run is not modelled")
+    if deployment.model.is_moe and deployment.parallel.attention_dp > 1 and deployment.engine.name == "vllm":
+        out.append(
+            "with data-parallel experts vLLM's CUDA-graph estimate can be tens of GiB more than is used; "
+            "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 turns it off")
     if deployment.engine.unmodelled:
         out.append("flags not modelled: " + " ".join(deployment.engine.unmodelled))
     return tuple(out)
