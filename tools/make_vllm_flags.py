@@ -16,7 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def kind_of(action: argparse.Action) -> str:
-    """ "switch" takes nothing · "boolean" has a --no- twin · "list" takes several · "optional" may · "value" takes one."""
+    """ "switch" takes nothing · "boolean" has a --no- twin · "list" takes several · "optional" may · "value" one."""
     if isinstance(action, argparse.BooleanOptionalAction):
         return "boolean"
     if action.nargs == 0:

@@ -195,7 +195,8 @@ def test_from_command_and_flags_over_it(bstar_json: Run) -> None:
 
 def test_specs_are_saved_and_read(bstar_json: Run, tmp_path: Path) -> None:
     path = tmp_path / "d.toml"
-    first = bstar_json("memory", "llama-3.1-8b", *GPU, "--tp", "2", "--no-enable-prefix-caching", "--save-spec", str(path))
+    first = bstar_json("memory", "llama-3.1-8b", *GPU, "--tp", "2", "--no-enable-prefix-caching",
+                       "--save-spec", str(path))
     again = bstar_json("memory", "--file", str(path))
     assert again == first
     assert bstar_json("memory", "--file", str(path), "--tp", "1")["deployment"]["tp"] == 1

@@ -61,7 +61,8 @@ def test_data_parallel_of_experts_is_attention_dp() -> None:
 
 @pytest.mark.parametrize(("flags", "word"), [
     ({"max_model_len": 10**6}, "max_model_len"), ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
-    ({"max_num_seqs": 0}, "max_num_seqs"), ({"tp": 0}, "tp"), ({"ep": 2}, "ep"), ({"kv_cache_dtype": "fp7"}, "kv cache"),
+    ({"max_num_seqs": 0}, "max_num_seqs"), ({"tp": 0}, "tp"), ({"ep": 2}, "ep"),
+    ({"kv_cache_dtype": "fp7"}, "kv cache"),
     ({"weight_dtype": "int3"}, "weight dtype"), ({"engine": "vlm"}, "engine"), ({"engine": "vllm@x"}, "version"),
     ({"max_num_batched_tokens": 64, "max_num_seqs": 128}, "max_num_batched_tokens"),
     ({"max_num_batched_tokens": 2048, "enable_chunked_prefill": False}, "chunked"), ({"dtype": "fp8"}, "dtype"),
@@ -153,7 +154,8 @@ def test_sizes_by_hand_replace_and_describe(tmp_path: Path) -> None:
     {"experts": 64, "experts_per_token": 8, "moe_intermediate_size": 1024},
     {"experts": 64, "experts_per_token": 8, "moe_intermediate_size": 1024, "shared_experts": 1, "dense_layers": 1,
      "intermediate_size": 8192},
-    {"intermediate_size": 8192, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    {"intermediate_size": 8192, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+     "v_head_dim": 128},
     {"experts": 64, "experts_per_token": 8, "moe_intermediate_size": 1024, "kv_lora_rank": 512,
      "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "shared_experts": 1},
     {"intermediate_size": 8192, "sliding_window": 4096, "kv_heads": 8},

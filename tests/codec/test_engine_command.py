@@ -53,6 +53,8 @@ def test_a_plain_vllm_line() -> None:
     ("/opt/venv/bin/vllm serve --model a/b --tensor-parallel-size 2  # a remark", "a/b", "vllm"),
     ("vllm serve --tensor-parallel-size 2 a/b", "a/b", "vllm"),
     ("vllm serve a/b --tensor-par 2", "a/b", "vllm"),
+    ("# don't forget\nvllm serve a/b -tp 2 # don't\n", "a/b", "vllm"),
+    ("vllm serve a/b --api-key x#y -tp 2\nsleep 5", "a/b", "vllm"),
     ("python -m sglang.launch_server --model-path a/b --tp 2 --trust-remote-code", "a/b", "sglang"),
     ("sglang serve --model-path a/b --tp-size 2", "a/b", "sglang"),
     ("docker run lmsysorg/sglang:v0.5.3-cu126 python3 -m sglang.launch_server --model a/b --tp 2", "a/b", "sglang"),
@@ -81,7 +83,8 @@ def test_json_values_and_dotted_keys() -> None:
     dotted = parse_command("vllm serve a/b --compilation-config.cudagraph_mode NONE")
     assert dotted.settings["cudagraph_max_size"] == 0
     assert parse_command("vllm serve a/b -O0").settings["cudagraph_max_size"] == 0
-    assert parse_command("vllm serve a/b --cudagraph-capture-sizes 1 2 4 8 --port 1").settings["cudagraph_max_size"] == 8
+    sizes = parse_command("vllm serve a/b --cudagraph-capture-sizes 1 2 4 8 --port 1")
+    assert sizes.settings["cudagraph_max_size"] == 8
 
 
 def test_booleans_and_negations() -> None:
@@ -92,7 +95,8 @@ def test_booleans_and_negations() -> None:
 
 
 def test_unknown_flags_are_reported_and_unmodelled_ones_listed() -> None:
-    parsed = parse_command("vllm serve a/b --no-such-flag 3 --served-model-name x y --swap-space 4 --tool-call-parser z")
+    parsed = parse_command(
+        "vllm serve a/b --no-such-flag 3 --served-model-name x y --swap-space 4 --tool-call-parser z")
     assert parsed.unknown == ("--no-such-flag 3",)
     assert parsed.unmodelled == ("--served-model-name x y", "--swap-space 4", "--tool-call-parser z")
 
@@ -172,7 +176,8 @@ _VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_siz
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(
-    st.sampled_from(["vllm", "serve", "--model", "a/b", "-tp", "--max-num-seqs", "--", "&&", "-O", "=", "{", "'", "\\"]),
+    st.sampled_from(
+        ["vllm", "serve", "--model", "a/b", "-tp", "--max-num-seqs", "--", "&&", "-O", "=", "{", "'", "\\"]),
     _VALUES), max_size=12))
 def test_any_words_give_a_command_or_a_one_line_error(words: list[str]) -> None:
     for text in (" ".join(words), "vllm serve a/b " + " ".join(words), shlex.join(words)):

@@ -46,7 +46,7 @@ INFO 03-24 04:03:55 [gpu_model_runner.py:1176] Model loading took 14.9888 GB and
 INFO 03-24 04:05:10 [kv_cache_utils.py:537] GPU KV cache size: 43,536 tokens
 INFO 03-24 04:05:10 [kv_cache_utils.py:540] Maximum concurrency for 8,192 tokens per request: 5.31x
 INFO 03-24 04:05:40 [gpu_model_runner.py:1442] Graph capturing finished in 21 secs, took 0.49 GiB
-"""
+"""  # noqa: E501
 
 V1_0_19 = """\
 (APIServer pid=1) INFO 05-06 20:59:01 [utils.py:233] non-default args: {'model_tag': 'Qwen/Qwen3-32B', 'model': 'Qwen/Qwen3-32B', 'max_model_len': 32768, 'tensor_parallel_size': 2, 'gpu_memory_utilization': 0.88, 'compilation_config': <CompilationMode.X: 3>}
@@ -162,7 +162,8 @@ def test_the_last_start_of_a_log_counts() -> None:
 
 
 def test_colours_do_not_hide_a_line() -> None:
-    assert parse_log("\x1b[36m(EngineCore pid=1)\x1b[0;0m INFO x] GPU KV cache size: 1,024 tokens").kv_cache_tokens == 1024
+    log = parse_log("\x1b[36m(EngineCore pid=1)\x1b[0;0m INFO x] GPU KV cache size: 1,024 tokens")
+    assert log.kv_cache_tokens == 1024
 
 
 @pytest.mark.parametrize("text", ["", "hello\nworld", "Traceback (most recent call last):"])

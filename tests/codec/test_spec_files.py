@@ -38,7 +38,8 @@ def test_sizes_and_lengths_take_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "word"), [
-    ("d.yaml", "modell: x", "did you mean model"), ("d.yaml", "tp: two", "whole number"), ("d.yaml", "tp: true", "whole"),
+    ("d.yaml", "modell: x", "did you mean model"), ("d.yaml", "tp: two", "whole number"),
+    ("d.yaml", "tp: true", "whole"),
     ("d.yaml", "- a\n- b", "key: value"), ("d.yaml", "a: [", "not yaml"), ("d.toml", "tp = ", "not toml"),
     ("d.json", "{", "d.json"), ("d.txt", "tp: 1", "must end in"), ("d.yaml", "enforce_eager: 1", "true or false"),
     ("d.yaml", "model: 3", "must be text"), ("d.yaml", "unmodelled: x", "list"),

@@ -106,17 +106,30 @@ def _words(text: str) -> list[str]:
         raise ConfigError(f"command: {len(text)} characters are not a launch command; "
                           f"at most {MAX_COMMAND_CHARACTERS}")
     joined = re.sub(r"[\\^][ \t]*\r?\n", " ", text.replace("\u00a0", " "))
-    words: list[str] = []
-    lexer = shlex.shlex(joined, posix=True, punctuation_chars=";&|\n")
-    lexer.whitespace = " \t\r"
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
     try:
-        for token in lexer:
-            words.append(token if token.strip(";&|\n") else token.strip("\n") or "\n")
+        return _split(joined)
+    except ValueError:
+        pass
+    try:  # a quote in a comment ("# don't") is none
+        return _split(re.sub(r"(?m)(?:^|(?<=\s))#[^\n]*$", "", joined))
     except ValueError as error:
         raise ConfigError(f"command: {str(error).lower()}; quote values like '{{\"a\": 1}}' in full") from None
-    return [w for w in words if w != ""]
+
+
+def _split(text: str) -> list[str]:
+    """Words and separators; a word that begins with # ends the line, as in a shell (one with # inside does not)."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n")
+    lexer.whitespace = " \t\r"
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    words: list[str] = []
+    in_comment = False
+    for token in lexer:
+        is_separator = not token.strip(";&|\n")
+        in_comment = token.startswith("#") if not in_comment else "\n" not in token
+        if token and not in_comment:
+            words.append((token.strip("\n") or "\n") if is_separator else token)
+    return words
 
 
 def _up_to_separator(words: list[str]) -> list[str]:

@@ -50,9 +50,9 @@ class Grammar:
         """(flag, negated) of a spelling or of a prefix that only one flag has."""
         if name in self.flags:
             return self.flags[name], False
-        positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else None
-        if positive in self.flags and self.flags[positive].kind == "boolean":
-            return self.flags[positive], True
+        positive = self.flags.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else None
+        if positive is not None and positive.kind == "boolean":
+            return positive, True
         if not name.startswith("--") or len(name) < 5:
             return None
         near = {f.dest: f for spelling, f in self.flags.items() if spelling.startswith(name)}

@@ -96,7 +96,8 @@ def write_deployment_file(path: Path, keywords: Mapping[str, Any]) -> None:
         if key not in known:
             raise ConfigError(f"deployment file {str(path)!r}: {key!r} is not a key of a deployment")
         if value is not None:
-            plain[key] = list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+            kind: Any = list if isinstance(value, tuple) else dict if isinstance(value, Mapping) else None
+            plain[key] = value if kind is None else kind(value)
     write_atomically(path, _dumped(path, plain))
 
 
@@ -114,7 +115,7 @@ def read_mapping(path: Path, *, what: str) -> dict[str, Any]:
     handle, size = open_regular(path, what=what)
     with handle:
         if size > MAX_BYTES:
-            raise ConfigError(f"{what} {str(path)!r}: {size} bytes are more than {MAX_BYTES}; such a file has a few lines")
+            raise ConfigError(f"{what} {str(path)!r}: {size} bytes are too many; such a file has a few lines")
         body = handle.read(MAX_BYTES + 1)
     try:
         found = _parsed(suffix, body.decode("utf-8-sig"))

@@ -112,7 +112,8 @@ def _one_device(device: Any, as_json: bool) -> None:
     for label, link in (("link", device.link), ("PCIe", device.pcie), ("between nodes", device.inter_node)):
         if link is not None:
             rows.append((label, format_rate(link.bandwidth_bytes_per_s, "B/s"),
-                         f"{link.kind}, one way per device; latency {format_seconds(link.latency_s)} ({link.provenance})"))
+                         f"{link.kind}, one way per device; latency {format_seconds(link.latency_s)} "
+                         f"({link.provenance})"))
     rows.append(("devices a node", str(device.devices_per_node), ""))
     if device.price is not None:
         rows.append(("price", f"{format_usd(device.price.usd_per_hour)}/h",
@@ -183,7 +184,8 @@ def _one_model(entry: Any, as_json: bool) -> None:
     output.show(
         output.heading(entry.id, entry.hub_id),
         output.facts([
-            ("parameters", format_count(row["parameters"], digits=4), f"active {format_count(row['active_parameters'])}"),
+            ("parameters", format_count(row["parameters"], digits=4),
+             f"active {format_count(row['active_parameters'])}"),
             ("weights", str(row["weight_dtype"]), "as the checkpoint stores them"),
             ("longest context", f"{row['max_context']:,}" if row["max_context"] else "–", "tokens"),
             ("license", "", str(entry.license)),

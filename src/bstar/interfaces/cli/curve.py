@@ -12,6 +12,7 @@ from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_engine, take_keywords
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import COUNTS, apply, json_option
+from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_seconds
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ Examples:
 _NAMES = ("b_star", "b_gemm", "b_compute", "b_mem", "b_slo", "b_tok")
 
 
-@click.command("curve", epilog=_EPILOG)
-@click.argument("model_names", metavar="MODEL…", nargs=-1)
+@click.command("curve", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_names", metavar="[MODEL…]", nargs=-1)
 @apply(
     deploy_options,
     click.option("--context", type=COUNTS, metavar="N[,N…]", required=True, help="Tokens of context, one or several."),
@@ -193,7 +194,9 @@ def _gain(series: CurveSeries, index: int) -> str:
 
 
 def _marks_at(series: CurveSeries, batch: float) -> str:
-    labels = {"b_star": "B*", "b_gemm": "B_gemm", "b_compute": "B_c", "b_mem": "B_mem", "b_slo": "B_slo", "b_tok": "B_tok"}
+    from bstar.interfaces.report.series import LANDMARK_LABELS
+
+    labels = LANDMARK_LABELS
     here = [labels[n] for n, v in series.landmarks.items() if v is not None and floor(v) == round(batch)]
     if series.recommended is not None and series.recommended == round(batch):
         here.append("recommended")

@@ -30,19 +30,21 @@ if TYPE_CHECKING:
 
 _ENGINE_FLAGS = apply(
     click.option("--engine", metavar="NAME[@VERSION]", help="vllm, sglang or trtllm; default: the newest vLLM known."),
-    click.option("--max-num-seqs", type=ENGINE_INT, metavar="N"),
-    click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N"),
-    click.option("--max-model-len", type=MODEL_LEN, metavar="N|auto"),
-    click.option("--gpu-memory-utilization", type=float, metavar="F"),
-    click.option("--block-size", type=ENGINE_INT, metavar="N"),
+    click.option("--max-num-seqs", type=ENGINE_INT, metavar="N", help="Sequences in one step."),
+    click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N", help="Token budget of one step."),
+    click.option("--max-model-len", type=MODEL_LEN, metavar="N|auto",
+                 help="Longest request; auto: what the memory holds."),
+    click.option("--gpu-memory-utilization", type=float, metavar="F",
+                 help="Fraction of the memory that the engine may take."),
+    click.option("--block-size", type=ENGINE_INT, metavar="N", help="Tokens of a KV block."),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None),
     click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None),
     click.option("--async-scheduling/--no-async-scheduling", default=None),
-    click.option("--enforce-eager", is_flag=True, default=None),
+    click.option("--enforce-eager", is_flag=True, default=None, help="No CUDA graphs."),
     click.option("--cudagraph-max-size", "--max-cudagraph-capture-size", "cudagraph_max_size", type=ENGINE_INT,
-                 metavar="N"),
-    click.option("--num-gpu-blocks-override", type=ENGINE_INT, metavar="N"),
-    click.option("--kv-cache-memory-bytes", type=SIZE, metavar="SIZE"),
+                 metavar="N", help="Largest batch captured as a CUDA graph."),
+    click.option("--num-gpu-blocks-override", type=ENGINE_INT, metavar="N", help="KV blocks, instead of profiling."),
+    click.option("--kv-cache-memory-bytes", type=SIZE, metavar="SIZE", help="KV space, instead of profiling."),
     click.option("--long-prefill-token-threshold", type=ENGINE_INT, metavar="N", hidden=True),
     click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), hidden=True),
     click.option("--num-speculative-tokens", type=ENGINE_INT, metavar="N", hidden=True),
@@ -61,7 +63,7 @@ layout_options = apply(
 )
 
 _DEVICE_FIGURES = apply(
-    click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's, 80GiB."),
+    click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's."),
     click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s",
                  help="Instead of the catalog's, 3.3TB/s."),
 )
@@ -96,7 +98,8 @@ def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
     from bstar.interfaces.deployments import deployment
 
     keywords = take_keywords(model, options)
-    for key, what in (("model", "MODEL, --from-command or --file"), ("gpu", "--gpu (bstar catalog devices lists them)")):
+    for key, what in (("model", "MODEL, --from-command or --file"),
+                      ("gpu", "--gpu (bstar catalog devices lists them)")):
         if not keywords.get(key):
             raise SpecError(f"{key}: none given; say it with {what}")
     built = deployment(**keywords)

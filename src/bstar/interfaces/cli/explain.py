@@ -10,6 +10,7 @@ from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
 from bstar.interfaces.cli.load import length_options, prefix_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import POSITIVE, apply, json_option, units_option
+from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ _LANDMARKS = (
 )
 
 
-@click.command("explain", epilog=_EPILOG)
-@click.argument("model_name", metavar="MODEL", required=False)
+@click.command("explain", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_name", metavar="[MODEL]", required=False)
 @apply(
     deploy_options,
     click.option("--context", type=POSITIVE, metavar="N", help="Tokens of context that each sequence holds."),
@@ -64,7 +65,8 @@ def explain(model_name: str | None, context: int | None, batch: int | None, form
     if workload is not None and context is not None:
         raise SpecError("--context: give either --context or --input and --output, not both")
     built = take_deployment(model_name, options)
-    sheet = explained(built, workload if workload is not None else context, batch=batch, slo=slo)  # type: ignore[arg-type]
+    values: dict[str, float | None] = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS}
+    values["b_slo"] = sheet.b_slo
     if as_json:
         output.print_json(sheet.to_dict() | {"deployment": describe(built)})
     else:
@@ -81,8 +83,9 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
         ("ridge point", f"{marks.ridge_point:,.1f}", f"FLOP/byte: {format_rate(marks.peak_flops_per_s, 'FLOP/s')} "
          f"{marks.compute_dtype} over {format_rate(marks.bandwidth_bytes_per_s, 'B/s')} (datasheet)"),
     ]
-    values = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS} | {"b_slo": sheet.b_slo}
-    landmarks = [(label, "–" if values[name] is None else _batch(values[name]), note) for name, label, note in _LANDMARKS
+    values: dict[str, float | None] = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS} | {"b_slo": sheet.b_slo}
+    landmarks = [(label, _batch(values[name]), note)
+                 for name, label, note in _LANDMARKS
                  if not (name == "b_mem_full" and values[name] == values["b_mem"])
                  and not (name == "b_slo" and values[name] is None)]
     times = [
@@ -91,7 +94,8 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
         ("throughput", f"{sheet.batch / sheet.step_time_s.expected:,.0f} tok/s",
          f"{1 / sheet.step_time_s.expected:,.1f} tok/s for each user; "
          f"floor {sheet.batch / sheet.step_time_s.floor:,.0f} tok/s"),
-        ("intensity", f"{sheet.arithmetic_intensity:,.1f}", f"FLOP/byte; limit {format_count(marks.arithmetic_intensity_limit)}"),
+        ("intensity", f"{sheet.arithmetic_intensity:,.1f}",
+         f"FLOP/byte; limit {format_count(marks.arithmetic_intensity_limit)}"),
         ("bound by", sheet.bound_by.replace("_", " "), _shares(sheet.shares)),
     ]
     recommended = [("max_num_seqs", _setting(sheet.recommended_max_num_seqs), sheet.recommended_max_num_seqs.reason)]
@@ -117,7 +121,9 @@ def _setting(recommendation: Any) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-def _batch(value: float) -> str:
+def _batch(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 

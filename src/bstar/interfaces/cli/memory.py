@@ -10,6 +10,7 @@ import click
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_engine, take_deployment
 from bstar.interfaces.cli.params import apply, json_option, units_option
+from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ Exit code 1: it does not fit (the reason is the engine's).
 _TERMS = ("total_bytes", "weight_bytes", "activation_bytes", "runtime_bytes", "cuda_graph_bytes", "kv_cache_bytes")
 
 
-@click.command("memory", epilog=_EPILOG)
-@click.argument("model_name", metavar="MODEL", required=False)
+@click.command("memory", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_name", metavar="[MODEL]", required=False)
 @apply(
     deploy_options,
     click.option("--log", "log_file", type=click.Path(path_type=Path), metavar="FILE",
@@ -38,7 +39,7 @@ _TERMS = ("total_bytes", "weight_bytes", "activation_bytes", "runtime_bytes", "c
     json_option,
 )
 @click.pass_context
-def memory(ctx: click.Context, model_name: str | None, log_file: Path | None, units: str, as_json: bool,
+def memory(ctx: click.Context, /, model_name: str | None, log_file: Path | None, units: str, as_json: bool,
            **options: Any) -> None:
     """The memory of one GPU as the engine divides it: weights, activations, runtime, CUDA graphs, KV cache.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from bstar.interfaces.cli.params import (
     take_by_hand,
     units_option,
 )
+from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ Examples:
 """
 
 
-@click.command("model", epilog=_EPILOG)
+@click.command("model", cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model_name", metavar="MODEL")
 @apply(
     dtype_options,
@@ -193,7 +195,7 @@ def _ranges(indices: list[int]) -> str:
     """ "0–2, 5, 7–9", or "every 4th from 3" for long regular patterns."""
     if len(indices) > 2:
         step = indices[1] - indices[0]
-        if step > 1 and all(b - a == step for a, b in zip(indices, indices[1:], strict=False)):
+        if step > 1 and all(b - a == step for a, b in pairwise(indices)):
             return f"{indices[0]}, {indices[1]}, … {indices[-1]}"
     runs: list[list[int]] = []
     for i in indices:
@@ -232,7 +234,8 @@ def _show(sheet: dict[str, Any], units: str) -> None:
     groups = output.table(
         ("layers", "where", "mixer", "", "FFN", "", "weights", "KV B/token"),
         [(str(g["count"]), _ranges(g["indices"]), g["mixer"].replace("_", " "), g["mixer_detail"], g["ffn"],
-          g["ffn_detail"], g["weight_format"], _per_token(g["kv_bytes_per_token_per_layer"])) for g in sheet["layer_groups"]],
+          g["ffn_detail"], g["weight_format"], _per_token(g["kv_bytes_per_token_per_layer"]))
+         for g in sheet["layer_groups"]],
         left=(1, 2, 3, 4, 5, 6), fold=(1, 3, 5))
     about = f"{sheet['architecture']} · {sheet['num_layers']} layers × {sheet['hidden_size']:,}"
     output.show(output.heading(sheet["model"], about), output.facts(rows), output.line(""), groups,

@@ -114,7 +114,7 @@ def facts(rows: Iterable[Sequence[str]]) -> Table:
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), fold: Sequence[int] = ()
 ) -> Table:
-    """A table with a rule under the header; columns are right-aligned but those in `left`, whole but those in `fold`."""
+    """A table with a rule under the header; columns are right-aligned but for `left`, and kept whole but for `fold`."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from bstar import units
 from bstar.codec.by_hand import KEYS, flag_name
 from bstar.codec.engine_values import engine_int, max_model_len
+from bstar.errors import UnitError
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # no type parameter before click 8.2
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Parsed(click.ParamType):
+class Parsed(_ParamType):
     """An option whose text goes through one of bstar's parsers; the parser's own message is the error."""
 
     def __init__(self, name: str, parse: Callable[..., Any]) -> None:
@@ -39,7 +45,7 @@ MODEL_LEN = Parsed("n|auto", max_model_len)
 def _positive_counts(text: str, *, field: str) -> tuple[int, ...]:
     found = tuple(units.parse_count(part, field=field) for part in text.split(",") if part.strip())
     if not found or min(found) < 1:
-        raise units.UnitError(f"{field}: {text!r} must be one or more whole numbers of at least 1, like 512,2048")
+        raise UnitError(f"{field}: {text!r} must be one or more whole numbers of at least 1, like 512,2048")
     return found
 
 
@@ -49,7 +55,7 @@ COUNTS = Parsed("n[,n…]", _positive_counts)
 def _positive_count(text: str, *, field: str) -> int:
     found = units.parse_count(text, field=field)
     if found < 1:
-        raise units.UnitError(f"{field}: must be a whole number of at least 1, is {text!r}")
+        raise UnitError(f"{field}: must be a whole number of at least 1, is {text!r}")
     return found
 
 
@@ -80,7 +86,8 @@ units_option = click.option(
     help="Print sizes in GB (si), GiB (iec) or both.")
 
 dtype_options = apply(
-    click.option("--weight-dtype", metavar="D", help="bf16, fp8, int8, int4, nvfp4, mxfp4, w4a16 …; default: the checkpoint's."),
+    click.option("--weight-dtype", metavar="D",
+                 help="bf16, fp8, int8, int4, nvfp4, mxfp4, w4a16 …; default: the checkpoint's."),
     click.option("--kv-cache-dtype", "--kv-dtype", "kv_cache_dtype", metavar="D", default=None,
                  help="auto, bf16, fp8, nvfp4 …; default: the checkpoint's."),
 )
@@ -88,7 +95,8 @@ dtype_options = apply(
 _HELP = {
     "layers": "Decoder layers.", "hidden_size": "Width of the residual stream.", "heads": "Query heads.",
     "kv_heads": "KV heads (default: --heads).", "head_dim": "Width of a head (default: hidden / heads).",
-    "intermediate_size": "Width of a dense FFN.", "vocab_size": "Vocabulary rows.", "experts": "Routed experts a layer.",
+    "intermediate_size": "Width of a dense FFN.", "vocab_size": "Vocabulary rows.",
+    "experts": "Routed experts a layer.",
     "experts_per_token": "Experts a token takes.", "moe_intermediate_size": "Width of one expert.",
     "shared_experts": "Experts that every token takes.", "dense_layers": "First layers with a dense FFN.",
     "kv_lora_rank": "MLA: width of the latent.", "q_lora_rank": "MLA: rank of the query.",
@@ -97,13 +105,15 @@ _HELP = {
     "tie_embeddings": "1: the head is the embedding table.",
 }  # fmt: skip
 
-_RARE = frozenset({"q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "dense_layers", "tie_embeddings"})
+_RARE = frozenset({
+    "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "dense_layers", "tie_embeddings",
+})  # fmt: skip
 
 
 def by_hand_options(*, hidden: bool) -> Callable[[F], F]:
     """The sizes of a model by hand; `hidden` keeps them out of --help (all work everywhere)."""
     return apply(*(
-        click.option(flag_name(key), "hand_" + key, type=COUNT, metavar="N", help="By hand: " + _HELP[key],
+        click.option(flag_name(key), "hand_" + key, type=COUNT, metavar="N", help=_HELP[key],
                      hidden=hidden or key in _RARE)
         for key in KEYS
     ))

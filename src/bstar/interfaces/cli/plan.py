@@ -20,6 +20,7 @@ from bstar.interfaces.cli.params import (
     json_option,
     take_by_hand,
 )
+from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
@@ -42,25 +43,27 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
          "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager")
 
 
-@click.command("plan", epilog=_EPILOG)
-@click.argument("model_name", metavar="MODEL", required=False)
+@click.command("plan", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_name", metavar="[MODEL]", required=False)
 @apply(
     click.option("--gpu", "gpus", metavar="G[,G…]", multiple=True, help="Device ids or aliases to choose from."),
     load_options,
     slo_options,
     click.option("--max-gpus", type=POSITIVE, metavar="N", help="GPUs of all replicas together, at most."),
     click.option("--price", "prices", metavar="G=USD", multiple=True, help="USD per GPU and hour, over the catalog's."),
-    click.option("--weight-dtype", metavar="D[,D…]", help="Weight dtypes to try; auto: the checkpoint's own (default)."),
+    click.option("--weight-dtype", metavar="D[,D…]", help="Weight dtypes to try (default: auto, the checkpoint's)."),
     click.option("--kv-cache-dtype", "--kv-dtype", "kv_cache_dtype", metavar="D[,D…]", help="KV cache dtypes to try."),
-    click.option("--peak-factor", type=float, default=1.0, metavar="F", help="Size for rate × F; cost at the mean rate."),
+    click.option("--peak-factor", type=float, default=1.0, metavar="F",
+                 help="Size for rate × F; cost at the mean rate."),
     click.option("--headroom", type=float, default=0.0, metavar="F", help="Share of the capacity to keep free (0–1)."),
     click.option("--top", type=POSITIVE, default=10, show_default=True, metavar="N", help="Candidates to print."),
     click.option("--fast", is_flag=True, help="Closed forms only (what this version always does)."),
     click.option("--executor", metavar="local|ray[://…]", default="local", help="Where candidates are evaluated."),
     click.option("--engine", metavar="NAME[@VERSION]", help="vllm, sglang or trtllm."),
-    click.option("--max-num-seqs", type=ENGINE_INT, metavar="N", help="Fix what the plan would choose."),
-    click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N"),
-    click.option("--max-model-len", type=MODEL_LEN, metavar="N"),
+    click.option("--max-num-seqs", type=ENGINE_INT, metavar="N",
+                 help="Sequences in one step: fixes what the plan would choose."),
+    click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N", help="Token budget of one step."),
+    click.option("--max-model-len", type=MODEL_LEN, metavar="N", help="Default: what the load needs."),
     click.option("--gpu-memory-utilization", type=float, metavar="F"),
     click.option("--block-size", type=ENGINE_INT, metavar="N", hidden=True),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None),
@@ -69,12 +72,13 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
     click.option("--enforce-eager", is_flag=True, default=None),
     click.option("--from-command", metavar='"vllm serve …"', help="Take model and engine flags from a launch command."),
     click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's."),
-    click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s"),
+    click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s",
+                 help="Instead of the catalog's."),
     by_hand_options(hidden=True),
     json_option,
 )
 @click.pass_context
-def plan(ctx: click.Context, model_name: str | None, gpus: tuple[str, ...], prices: tuple[str, ...], top: int,
+def plan(ctx: click.Context, /, model_name: str | None, gpus: tuple[str, ...], prices: tuple[str, ...], top: int,
          as_json: bool, **options: Any) -> None:
     """Candidates for a load and an SLO, best first: GPUs, replicas, layout, flags, latency, cost, launch command.
 
