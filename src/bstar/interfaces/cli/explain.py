@@ -65,8 +65,8 @@ def explain(model_name: str | None, context: int | None, batch: int | None, form
     if workload is not None and context is not None:
         raise SpecError("--context: give either --context or --input and --output, not both")
     built = take_deployment(model_name, options)
-    values: dict[str, float | None] = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS}
-    values["b_slo"] = sheet.b_slo
+    load = workload if workload is not None else float(context or 0)
+    sheet = explained(built, load, batch=batch, slo=slo)
     if as_json:
         output.print_json(sheet.to_dict() | {"deployment": describe(built)})
     else:
@@ -83,7 +83,8 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
         ("ridge point", f"{marks.ridge_point:,.1f}", f"FLOP/byte: {format_rate(marks.peak_flops_per_s, 'FLOP/s')} "
          f"{marks.compute_dtype} over {format_rate(marks.bandwidth_bytes_per_s, 'B/s')} (datasheet)"),
     ]
-    values: dict[str, float | None] = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS} | {"b_slo": sheet.b_slo}
+    values: dict[str, float | None] = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS}
+    values["b_slo"] = sheet.b_slo
     landmarks = [(label, _batch(values[name]), note)
                  for name, label, note in _LANDMARKS
                  if not (name == "b_mem_full" and values[name] == values["b_mem"])
