@@ -140,9 +140,9 @@ def _from_index(index: dict[str, Any], path: Path, num_files: int) -> Checkpoint
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     if isinstance(total, float) and total.is_integer() and abs(total) < 2**53:
         total = int(total)  # some writers store 1.4e10
-    if not isinstance(total, int) or isinstance(total, bool) or total <= 0:
+    if not isinstance(total, int) or isinstance(total, bool) or not 0 < total < 1 << 62:
         raise ConfigError(
-            f"weight index: {shown(path)} has no metadata.total_size and its files are absent; download them"
+            f"weight index: {shown(path)} has no usable metadata.total_size and its files are absent; download them"
         )
     return CheckpointWeights(
         total_bytes=total, loaded_bytes=total, num_tensors=len(index["weight_map"]), num_files=num_files, source="index"
