@@ -60,7 +60,7 @@ class KernelSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverhead:
-    """What an engine adds to the kernels of a step."""
+    """What an engine adds to the kernels of a step, and to a request outside them (`per_request_s`, in TTFT)."""
 
     name: str
     provenance: Provenance
@@ -68,6 +68,7 @@ class EngineOverhead:
     per_step_s: float
     per_sequence_s: float
     per_moe_layer_s: float
+    per_request_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,7 @@ def engine_overhead(name: str) -> EngineOverhead:
         name=name, provenance=raw["provenance"], per_step_s=raw["per_step_us"] * US,
         collective_latency_s={k: v * US for k, v in raw["collective_latency_us"].items()},
         per_sequence_s=raw["per_sequence_us"] * US, per_moe_layer_s=raw["per_moe_layer_us"] * US,
+        per_request_s=raw["per_request_us"] * US,
     )  # fmt: skip
 
 
