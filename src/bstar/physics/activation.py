@@ -136,8 +136,9 @@ def _ffn_width(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> f
     if isinstance(ffn, MoeFfn):
         width = ffn.width / parallel.moe_tp
         up = width * (2 if ffn.gated else 1)
-        # Ranks of one expert group see each other's tokens; each token lands on top_k experts, spread over EP.
-        copies = ffn.top_k * parallel.attention_dp / parallel.ep
+        # The kernel's work spaces hold every token of every data-parallel rank, once per expert it goes to,
+        # whoever keeps that expert.
+        copies = ffn.top_k * parallel.attention_dp
         shared = (ffn.shared_width + ffn.parallel_dense_width) * (3 if ffn.gated else 2) / parallel.tp
         return copies * (max(up, ffn.latent_size or hidden_size) + width) + shared
     return 0.0
@@ -176,8 +177,8 @@ def non_torch_bytes(deployment: Deployment) -> int:
     buffers = settings["communication"]
     gib = float(single)
     if parallel.tp > 1:
-        link = deployment.device.link
-        switched = link is not None and link.kind != "pcie" and deployment.device.link_devices is None
+        link = deployment.device.link_between(parallel.tp)
+        switched = link is not None and link.kind in ("nvlink", "nvswitch", "infinity-fabric")
         gib += buffers["tensor_parallel_switch_gib" if switched else "tensor_parallel_pcie_gib"]
     return int(gib * GIB)
 

@@ -98,7 +98,7 @@ def _mixer_pages(
 
 def _entry_page(mixer: Mixer, entry: CacheEntry, kv: KvFormat, tp: int, block_tokens: int) -> Page:
     size = entry_bytes(entry, kv, tp)
-    tokens = block_tokens
+    tokens = max(block_tokens, entry.tokens_per_entry)
     if isinstance(mixer, CompressedAttention) and entry.window is not None:
         pending = entry.bits is not None
         tokens = (4 if mixer.compress_ratio == 4 else 8) if pending else COMPRESSED_WINDOW_BLOCK

@@ -257,6 +257,7 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     if reason is None and room <= 0:
         flag = "mem-fraction-static" if engine.name == "sglang" else "free_gpu_memory_fraction"
         reason = f"not enough memory for the KV pool ({room / GIB:.2f} GiB): raise {flag} or use more GPUs"
+    capped = (f"requests are capped at the {tokens} tokens of the pool",) if 0 < tokens < length else ()
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage], activation_bytes=layers,
         activation_set_by="layers", runtime_bytes=reserved, cuda_graph_bytes=cuda_graph_bytes(deployment),
@@ -264,4 +265,4 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
         block_size=size, bytes_per_block=round(per_request / length * size), blocks_per_request=ceil(length / size),
         max_concurrency=concurrency, pools=parallel.dp * parallel.attention_dp, needed_bytes=round(per_request),
         longest_request_tokens=min(length, tokens), fits=reason is None, reason=reason, stage=stage,
-        notes=_notes(deployment))
+        notes=_notes(deployment) + capped)

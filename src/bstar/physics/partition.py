@@ -17,6 +17,8 @@ from bstar.specs.parallel import ParallelSpec
 from bstar.specs.tensors import WeightTensor
 
 VOCAB_PADDING_ROWS = 64
+# Scale blocks up to this size are padded by the kernels; larger ones have to divide.
+PADDED_BLOCK = 32
 
 
 def stage_bounds(num_layers: int, pp: int) -> tuple[tuple[int, int], ...]:
@@ -145,7 +147,11 @@ def _check_ffn(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
 
 
 def _check_scale_blocks(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
-    """A rank's share of an FFN must be whole scale blocks (vLLM refuses, for example, 192 columns of 128-blocks)."""
+    """A rank's share of an FFN must be whole scale blocks where blocks are large.
+
+    vLLM and SGLang refuse, for example, 192 columns of fp8 blocks of 128, and half a group of 128 int4 weights;
+    the small blocks of the fp4 formats (16 or 32) are padded instead.
+    """
     ffn = group.ffn
     if not isinstance(ffn, DenseFfn | MoeFfn):
         return []
@@ -160,7 +166,7 @@ def _check_scale_blocks(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
         if not tensor.matmul or not fmt.is_quantized or (tensor.shard != "expert") == moe:
             continue
         block = fmt.scale_block[1 if "down_proj" in tensor.name else 0]
-        if block > 1 and share % block:
+        if block >= PADDED_BLOCK * 2 and share % block:
             remedy = "; expert parallelism keeps experts whole" if moe else ""
             out.append(f"tp: {what} {ffn.width} / {ranks} = {share} is no multiple of the scale block {block}{remedy}")
     return out
