@@ -153,8 +153,8 @@ def summary(errors: Iterable[float]) -> str:
     sizes = sorted(abs(e) for e in errors)
     if not sizes:
         return "0 | – | – | –"
-    return (f"{len(sizes)} | {statistics.median(sizes):.2%} | {sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]:.2%} | "
-            f"{sizes[-1]:.1%}")
+    tail = sizes[min(int(0.9 * len(sizes)), len(sizes) - 1)]
+    return f"{len(sizes)} | {statistics.median(sizes):.2%} | {tail:.2%} | {sizes[-1]:.1%}"
 
 
 def report() -> str:
@@ -179,7 +179,8 @@ def report() -> str:
     left_out = {p.id: e for p, e in held_out}
     for p, error in sorted(kv, key=lambda r: -abs(r[1]))[:8]:
         assert p.budget is not None and p.kv_gib is not None
-        lines.append(f"| {p.id} | {p.row['model']} | {p.kv_gib:.2f} | {p.budget.kv_cache_bytes / GIB:.2f} | {error:+.1%} | "
+        predicted = p.budget.kv_cache_bytes / GIB
+        lines.append(f"| {p.id} | {p.row['model']} | {p.kv_gib:.2f} | {predicted:.2f} | {error:+.1%} | "
                      f"{left_out[p.id]:+.1%} |")
     return "\n".join(lines)
 
