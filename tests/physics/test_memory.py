@@ -156,3 +156,36 @@ def test_the_json_contract() -> None:
     assert {"total_bytes", "weight_bytes", "activation_bytes", "runtime_bytes", "cuda_graph_bytes",
             "kv_cache_bytes"} <= out["per_gpu"].keys()
     assert {"kv_cache_tokens", "num_blocks", "max_concurrency", "fits", "reason"} <= out.keys()
+
+
+# Hybrids whose log gives the KV space (2 decimals) and the concurrency: blocks, groups and states must come out.
+@pytest.mark.parametrize(
+    ("model", "kv_gib", "tokens", "kw"),
+    [
+        ("Qwen/Qwen3.6-27B", 11.05, 623_873, {"tp": 2, "num_speculative_tokens": 3, "max_model_len": 262144}),
+        ("Qwen/Qwen3.6-27B", 9.84, 619_202, {"tp": 2, "max_model_len": 262144}),
+        ("Qwen/Qwen3.6-35B-A3B", 5.98, 567_978, {"gpu": "rtx-5090", "max_model_len": 131072}),
+        ("Qwen/Qwen3.6-35B-A3B", 6.01, 569_878, {"gpu": "rtx-5090", "max_model_len": 131072}),
+    ],
+)
+def test_hybrid_logs(model: str, kv_gib: float, tokens: int, kw: dict[str, object]) -> None:
+    b = budget(model=model, engine="vllm@0.24.0", kv_cache_dtype="fp8", enable_prefix_caching=True, max_num_seqs=2,
+               kv_cache_memory_bytes=round(kv_gib * GIB), **{"gpu": "rtx-3090", **kw})
+    assert b.kv_cache_tokens == pytest.approx(tokens, rel=0.004)
+
+
+def test_sglang_and_vllm_leave_different_headroom_to_the_same_model() -> None:
+    """Qwen3-235B-A22B-FP8 on 4 H100: 178,880 tokens by vLLM 0.9, 367,404 by SGLang at 0.93."""
+    common = {"model": "Qwen/Qwen3-235B-A22B-FP8", "tp": 4, "max_model_len": 32768}
+    vllm = budget(engine="vllm@0.9.2", **common)
+    sglang = budget(engine="sglang", gpu_memory_utilization=0.93, **common)
+    assert vllm.kv_cache_tokens == pytest.approx(178_880, rel=0.08)
+    assert sglang.kv_cache_tokens == pytest.approx(367_404, rel=0.02)
+
+
+def test_data_parallel_experts_of_minimax() -> None:
+    """MiniMax-M2.5 NVFP4 DEP2 on B200 without the graph estimate: 769,888 tokens; with it, a note warns."""
+    b = budget(model="nvidia/MiniMax-M2.5-NVFP4", gpu="b200-sxm-180gb", dp=2, enable_expert_parallel=True,
+               engine="vllm@0.19.0")
+    assert b.kv_cache_tokens == pytest.approx(769_888, rel=0.03)
+    assert any("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in note for note in b.notes)
