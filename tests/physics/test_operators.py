@@ -221,3 +221,12 @@ def test_states_are_read_and_written_once_per_sequence() -> None:
         reads = (step.kv_reads @ values)[[w.kind == "state" for w in step.works]]
         assert np.isclose(reads.sum(), (step.kv_reads @ step.values(BatchShape.decode(1, 5)))[
             [w.kind == "state" for w in step.works]].sum())
+
+
+def test_decode_context_parallelism_shards_the_cache_that_tp_replicates() -> None:
+    model = load("deepseek-ai--DeepSeek-R1")
+    batch = [(1, 30_000, False)] * 16
+    plain, sharded = (step_cost(model, ParallelSpec(tp=8, dcp=dcp), batch) for dcp in (1, 8))
+    assert plain["read_bytes"]["attn"] > 6 * sharded["read_bytes"]["attn"]
+    assert "reducescatter" in sharded["read_bytes"]
+    assert "reducescatter" not in plain["read_bytes"]

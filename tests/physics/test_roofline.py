@@ -54,3 +54,11 @@ def test_narrow_weights_are_computed_in_16_bits_where_there_are_no_narrow_cores(
     assert "dequantized" in (fallback_note(a100, "fp8") or "")
     with pytest.raises(SpecError, match="int4"):
         computed_dtype(h100, "int4")
+
+
+def test_attention_adds_four_flops_per_byte_to_the_limit_of_an_8b() -> None:
+    """4·32·32·128 FLOPs a token on 131,072 bytes of cache (mission page, section 6)."""
+    kv = 131072 * 4096.0
+    attention = prefill.attention_flops_per_pair(32, 32, 128) * 4096
+    with_attention = roofline.arithmetic_intensity_limit(8e9, kv, attention)
+    assert with_attention - roofline.arithmetic_intensity_limit(8e9, kv) == pytest.approx(4.0)

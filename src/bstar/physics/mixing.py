@@ -13,9 +13,10 @@ from collections.abc import Callable
 from math import ceil
 from typing import Any
 
+from bstar.physics.collectives import Collective
 from bstar.physics.kv_cache import entry_bytes, heads_per_rank, state_bytes
 from bstar.physics.statistics import FULL, Span, Statistic, count
-from bstar.physics.work import Work
+from bstar.physics.work import Work, collective_work
 from bstar.specs.attention import (
     CacheEntry,
     CompressedAttention,
@@ -85,6 +86,18 @@ def _handover(rank: Rank, *, decode: float, prefill: float) -> Work:
                 writes={count("decode_tokens"): decode * a, count("prefill_tokens"): prefill * a})
 
 
+def _context_exchange(rank: Rank, *, query: float, output: float) -> list[Work]:
+    """Decode-context parallelism: ranks gather their group's queries and scatter the partial outputs, per token."""
+    ranks, a = rank.parallel.dcp, rank.activation_bytes
+    if ranks == 1:
+        return []
+    tokens = count("tokens")
+    return [
+        collective_work("allgather", Collective(kind="allgather", ranks=ranks), {tokens: ranks * query * a}),
+        collective_work("reducescatter", Collective(kind="reducescatter", ranks=ranks), {tokens: ranks * output * a}),
+    ]
+
+
 def _grouped_query(m: GroupedQueryAttention, rank: Rank) -> tuple[Work, ...]:
     heads = rank.heads(m.num_heads)
     entry = CacheEntry(kind="kv", heads=m.num_kv_heads, elements=m.head_dim + m.v_head_dim)
@@ -98,7 +111,8 @@ def _grouped_query(m: GroupedQueryAttention, rank: Rank) -> tuple[Work, ...]:
         for phase in PHASES
     ]  # fmt: skip
     width = heads * m.v_head_dim
-    return (*works, _handover(rank, decode=width, prefill=width))
+    works.append(_handover(rank, decode=width, prefill=width))
+    return (*works, *_context_exchange(rank, query=heads * m.head_dim, output=width))
 
 
 def _latent(m: LatentAttention, rank: Rank) -> tuple[Work, ...]:
@@ -118,7 +132,8 @@ def _latent(m: LatentAttention, rank: Rank) -> tuple[Work, ...]:
     if m.indexer is not None and not m.indexer.shared:
         works += _index_scores(m.indexer, rank, rank.cached(entries[1]), Span())
     width = heads * (m.kv_lora_rank if sparse else m.v_head_dim)
-    return (*works, _handover(rank, decode=heads * m.kv_lora_rank, prefill=width))
+    works.append(_handover(rank, decode=heads * m.kv_lora_rank, prefill=width))
+    return (*works, *_context_exchange(rank, query=heads * latent, output=heads * m.kv_lora_rank))
 
 
 def _unabsorbed(m: LatentAttention, rank: Rank, heads: int, cached: float) -> Work:
