@@ -60,7 +60,8 @@ def main() -> None:
     wanted = set(sys.argv[1:])
     kept: list[dict[str, Any]] = []
     if wanted and OUT.exists():
-        kept = [x for x in map(json.loads, gzip.open(OUT, "rt")) if x["model_type"] not in wanted]
+        with gzip.open(OUT, "rt") as lines:
+            kept = [x for x in map(json.loads, lines) if x["model_type"] not in wanted]
     failed = 0
     for model_type, cases in VARIATIONS.items():
         if wanted and model_type not in wanted:

@@ -59,6 +59,13 @@ def _padded(cases: list[Case]) -> list[Case]:
     return [(label, {"pad_token_id": 0, **raw}) for label, raw in cases]
 
 
+def _without_experts(cases: list[Case]) -> list[Case]:
+    """The cases of a latent-attention model whose FFNs are dense."""
+    keys = {"moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group",
+            "n_shared_experts"}
+    return [(label, {k: v for k, v in raw.items() if k not in keys}) for label, raw in cases]
+
+
 _FIRST = {"first_k_dense_replace": 2}
 _TYPES6 = ["full_attention", "sliding_attention"] * 3
 _QWEN_MOE = {"moe_intermediate_size": 200, "decoder_sparse_step": 1}
@@ -289,7 +296,50 @@ VARIATIONS: dict[str, list[Case]] = {
         ("rw", {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 4, "multi_query": False,
                 "parallel_attn": False, "bias": True, "alibi": True, "tie_word_embeddings": False}),
     ],
+    "jais2": _dense(),
+    "helium": [(n, {"head_dim": 64, **c}) for n, c in _dense(head_dim=False)[1:]],
+    "cwm": _padded(_dense(bias=False, types={"layer_types": _TYPES6})),
+    "hyperclovax": _dense(plain={"use_post_norm": False}),
+    "granite_swa": _dense(head_dim=False, types={"layer_types": _TYPES6}),
+    "granitemoe_swa": _moe("num_local_experts"),
+    "flex_olmo": _padded(_moe(head_dim=False)),
+    "solar_open": [(n, {"n_routed_experts": 10, "moe_intermediate_size": 200, **c})
+                   for n, c in _moe("n_routed_experts", two={"n_shared_experts": 2})],
+    "hy_v3": _moe(a={"moe_intermediate_size": 200, "num_shared_experts": 2}, types={"mlp_layer_types": _MLP6}),
+    "mellum": _moe("num_local_experts", a={"moe_intermediate_size": 200}, types={"mlp_layer_types": _MLP6,
+                                                                                 "layer_types": _TYPES6}),
+    "afmoe": _moe(a={"moe_intermediate_size": 200, "num_dense_layers": 2, "num_shared_experts": 1},
+                  types={"layer_types": _TYPES6}),
+    "laguna": _moe(a={"moe_intermediate_size": 200, "shared_expert_intermediate_size": 300},
+                   heads={"num_attention_heads_per_layer": [12, 8, 8, 12, 4, 4]},
+                   types={"mlp_layer_types": _MLP6, "layer_types": _TYPES6}, gate={"gating": "per-element"}),
+    "youtu": _without_experts(_mla()),
+    "minicpm3": _without_experts(_mla()),
+    "axk1": _mla(first=_FIRST),
+    "olmo_hybrid": _padded(_dense(mlp_bias=False, head_dim=False, types={"layer_types": _HYBRID6},
+                                  sizes_of_states=_GDN)),
     # Multimodal wrappers
+    "minimax_m3_vl": [
+        ("default", {"text_config": {"num_hidden_layers": 4}}),
+        ("sizes", {"text_config": {**_QWEN_TEXT, "head_dim": 48, "num_local_experts": 6, "num_experts_per_tok": 2,
+                                   "dense_intermediate_size": 900, "shared_intermediate_size": 120,
+                                   "moe_layer_freq": [0, 0, 1, 1, 1, 1], "sparse_attention_config": {
+                                       "sparse_attention_freq": [0, 1, 0, 1, 1, 1], "sparse_num_index_heads": 2,
+                                       "sparse_index_dim": 32, "sparse_block_size": 64, "sparse_topk_blocks": 4}},
+                   "vision_config": {"hidden_size": 96, "intermediate_size": 250, "num_hidden_layers": 3,
+                                     "num_attention_heads": 4, "patch_size": 14}}),
+    ],
+    "cohere2_vision": [
+        ("sizes", {"text_config": {"model_type": "cohere2", **_QWEN_TEXT}, "vision_config": _SIGLIP,
+                   "downsample_factor": 2, "alignment_intermediate_size": 400}),
+        ("tower", {"text_config": {"model_type": "cohere2", **_QWEN_TEXT}}),
+    ],
+    "exaone4_5": [
+        ("default", {"text_config": {"num_hidden_layers": 4}}),
+        ("sizes", {"text_config": _QWEN_TEXT, "vision_config": {
+            "depth": 3, "hidden_size": 96, "intermediate_size": 250, "num_heads": 4, "num_key_value_heads": 2,
+            "out_hidden_size": 768}}),
+    ],
     "llama4": [("default", {"text_config": {"num_hidden_layers": 4}})],
     "mllama": [
         ("default", {}),

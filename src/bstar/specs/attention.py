@@ -49,6 +49,21 @@ class CacheEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseIndexer:
+    """The lightning indexer of sparse attention: picks `top_k` cached tokens for each query.
+
+    shared   no indexer of its own: the layer reuses an earlier layer's picks (GLM-5.2)
+    block_size   tokens that are picked together (MiniMax M3: blocks of 128; top_k counts tokens)
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    shared: bool = False
+    block_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedQueryAttention:
     """Softmax attention with K and V per head: MHA, GQA and MQA; full, sliding-window or chunked.
 
@@ -60,6 +75,7 @@ class GroupedQueryAttention:
     sinks        one learned logit per query head
     head_gate    g_proj: one gate per query head (Step-3.5)
     full_gate    g_proj: one gate per query channel (AFMoE)
+    indexer      block-sparse attention: a query sees the blocks that the indexer picks (MiniMax M3)
     q_rank       the query comes from a low-rank input that q_proj makes: wq widens it (Step-3)
     qk_norm      "head": one weight of head_dim, shared by the heads; "full": one weight per channel
     """
@@ -81,6 +97,7 @@ class GroupedQueryAttention:
     sinks: bool = False
     full_gate: bool = False
     q_rank: int | None = None
+    indexer: SparseIndexer | None = None
     qk_norm_bias: bool = False
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
@@ -126,27 +143,26 @@ class GroupedQueryAttention:
                 out.append(vector(p + name, "norm", length))
                 if self.qk_norm_bias:
                     out.append(vector(f"{p}{name}.bias", "norm", length))
+        ix = self.indexer
+        if ix is not None:
+            q = p + "indexer."
+            out += [
+                WeightTensor(name=q + "q_proj", role="indexer", rows=ix.num_heads * ix.head_dim, columns=h),
+                WeightTensor(name=q + "k_proj", role="indexer", rows=ix.head_dim, columns=h),
+                vector(q + "q_norm", "norm", ix.head_dim),
+                vector(q + "k_norm", "norm", ix.head_dim),
+            ]
         return tuple(out)
 
     def cache(self) -> tuple[CacheEntry, ...]:
         if self.shares_kv:
             return ()
-        return (CacheEntry(
-            kind="kv", heads=self.num_kv_heads, elements=self.head_dim + self.v_head_dim,
-            window=self.window, chunked=self.chunked),)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseIndexer:
-    """The lightning indexer of sparse attention: picks `top_k` cached tokens for each query.
-
-    shared   no indexer of its own: the layer reuses an earlier layer's picks (GLM-5.2)
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    shared: bool = False
+        kv = CacheEntry(kind="kv", heads=self.num_kv_heads, elements=self.head_dim + self.v_head_dim,
+                        window=self.window, chunked=self.chunked)
+        if self.indexer is None:
+            return (kv,)
+        # vLLM keeps one index key per token at the model's own width beside the KV cache.
+        return (kv, CacheEntry(kind="index", heads=1, elements=self.indexer.head_dim, bits=16, fp8_capable=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bstar.codec.hf_config import hybrids, older, sparse
+from bstar.codec.hf_config import hybrids, older, recent, sparse
 from bstar.codec.hf_config.decoder import FOUR_NORMS, POST_NORMS, Decoder, decoder
-from bstar.codec.hf_config.ffns import after_first, dense, moe, stepped, typed_or
+from bstar.codec.hf_config.ffns import after_first, dense, every_layer, moe, stepped, typed_or
 from bstar.codec.hf_config.mixers import (
     gqa,
     mla,
@@ -21,6 +21,7 @@ from bstar.codec.hf_config.mixers import (
     window_if_used,
     windows_above,
     windows_by_pattern,
+    windows_by_type,
     windows_by_type_or_everywhere,
 )
 from bstar.codec.hf_config.reader import Reader
@@ -83,6 +84,16 @@ FAMILIES: dict[str, Family] = {
         decoder, mixers=gqa(bias="use_bias", windows=window_everywhere),
         ffns=dense(gated=False, bias="use_bias"), norm="layer"),
     "stablelm": sparse.stablelm,
+    "jais2": partial(decoder, mixers=gqa(bias="attention_bias"), ffns=dense(gated=False, bias="mlp_bias"),
+                     norm="layer"),
+    "helium": partial(decoder, mixers=gqa(qkv_bias="attention_bias"), ffns=dense(bias="mlp_bias")),
+    "cwm": partial(decoder, mixers=gqa(windows=recent.FIRST_FULL_OF_4), ffns=dense(bias="mlp_bias")),
+    "hyperclovax": recent.hyperclovax,
+    "granite_swa": partial(
+        decoder, mixers=gqa(bias="attention_bias", sinks=True, windows=recent.granite_swa_windows),
+        ffns=dense(bias="mlp_bias")),
+    "olmo_hybrid": recent.olmo_hybrid,
+    "nemotron-nas": recent.nemotron_nas,
     "phi": sparse.phi,
     # Mixtures of experts
     "mixtral": partial(decoder, mixers=gqa(windows=window_everywhere), ffns=moe(width=("intermediate_size",))),
@@ -119,7 +130,24 @@ FAMILIES: dict[str, Family] = {
     "mimo_v2_flash": sparse.mimo_v2,
     "step3p5": sparse.step3p5,
     "dbrx": sparse.dbrx,
+    "minimax_m3_vl_text": recent.minimax_m3,
+    "afmoe": recent.afmoe,
+    "laguna": recent.laguna,
+    "mellum": partial(decoder, mixers=gqa(qk_norm="head", windows=windows_by_type, bias="attention_bias"),
+                      ffns=moe(sparse=typed_or(every_layer))),
+    "hy_v3": partial(
+        decoder, mixers=gqa(qk_norm="head", bias="attention_bias"),
+        ffns=moe(sparse=typed_or(after_first(1)), shared_count=("num_shared_experts",))),
+    "solar_open": partial(decoder, mixers=gqa(qkv_bias="attention_bias"), ffns=_deepseek_experts()),
+    "flex_olmo": partial(decoder, mixers=gqa(qk_norm="full", bias="attention_bias"), norms=POST_NORMS,
+                         ffns=moe(width=("intermediate_size",))),
+    "granitemoe_swa": partial(
+        decoder, mixers=gqa(bias="attention_bias", sinks=True, windows=recent.granite_swa_windows),
+        ffns=moe(width=("intermediate_size",))),
     # Latent attention
+    "axk1": recent.axk1,
+    "youtu": partial(decoder, mixers=mla(), ffns=dense()),
+    "minicpm3": partial(decoder, mixers=mla(), ffns=dense(bias="mlp_bias")),
     "deepseek_v2": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=after_first())),
     "deepseek_v3": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=after_first())),
     "deepseek_v32": partial(decoder, mixers=mla(indexers=plain_indexers),

@@ -209,7 +209,8 @@ def latent_attention(r: Reader, *, bias: bool, indexer: SparseIndexer | None) ->
     return LatentAttention(
         num_heads=head_count(r), q_lora_rank=_rank(r, "q_lora_rank"), kv_lora_rank=r.size("kv_lora_rank"),
         qk_nope_head_dim=r.size("qk_nope_head_dim"), qk_rope_head_dim=r.size("qk_rope_head_dim", low=0),
-        v_head_dim=r.size("v_head_dim"), bias=bias, indexer=indexer)
+        v_head_dim=r.optional_size("v_head_dim") or per_head(r, r.hidden_size(), head_count(r)), bias=bias,
+        indexer=indexer)
 
 
 def _rank(r: Reader, key: str) -> int | None:

@@ -54,5 +54,13 @@ WRAPPERS: dict[str, Wrapper] = {
     "kimi_k25": Wrapper(text_type="deepseek_v3", vision_type="kimi_k25_vision", tower=vision.moonvit),
     "kimi_vl": Wrapper(text_type="deepseek_v3", vision_type="moonvit", tower=vision.moonvit),
     "step3p7": Wrapper(text_type="step3p5", vision_type="step3p5_vision", tower=vision.step3p5),
+    "minimax_m3_vl": Wrapper(text_type="minimax_m3_vl_text", vision_type="minimax_m3_vl_vision",
+                             tower=vision.minimax_m3),
+    "cohere2_vision": Wrapper(text_type="cohere2", vision_type="siglip_vision_model", tower=vision.cohere2,
+                              text_required=True,
+                              tower_defaults=(("hidden_size", 1152), ("intermediate_size", 3072), ("image_size", 512),
+                                              ("num_hidden_layers", 27), ("num_attention_heads", 12))),
+    "exaone4_5": Wrapper(text_type="exaone4", vision_type="exaone4_5_vision", tower=vision.exaone4_5),
+    "step3_vl": Wrapper(text_type="step3_text"),
     "internvl": Wrapper(text_type="qwen2", vision_type="internvl_vision", tower=vision.internvl),
 }

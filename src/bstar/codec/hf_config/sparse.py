@@ -132,6 +132,9 @@ def hunyuan_moe(r: Reader) -> Decoder:
             return default if item is None else reader.whole(key, item, low=1, high=1 << 24)
 
         width = reader.size("intermediate_size")
+        if any(value("moe_intermediate_size", width, i) != width for i in range(n)):
+            raise reader.fail("moe_intermediate_size", f"is not intermediate_size {width}; only equal is understood")
+        reader.find("num_shared_expert")
         return [experts_ffn(reader, count=value("num_experts", 1, i), top_k=value("moe_topk", 1, i), width=width,
                             shared_width=width) for i in range(n)]
 

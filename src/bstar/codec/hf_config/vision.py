@@ -175,6 +175,34 @@ def moonvit(r: Reader, top: Reader, text_hidden: int) -> int:
     return linear(patch, h) + grid * h + depth * _block(h, width) + 2 * h + projector
 
 
+def minimax_m3(r: Reader, top: Reader, text_hidden: int) -> int:
+    """MiniMax M3's tower: plain blocks with biases, a projector before and one after the merge of patches."""
+    h = r.size("hidden_size")
+    merge = top.child("img_token_compression_config") or r.child("img_token_compression_config") or {}
+    temporal, side = (r.whole(key, merge.get(key, r.find(key) or 2), low=1, high=64)
+                      for key in ("temporal_patch_size", "spatial_merge_size"))
+    patch = r.size("num_channels", "in_channels", default=3) * temporal * square(r, "patch_size") * h
+    width = top.size("projector_hidden_size", default=text_hidden)
+    projector = (linear(h, width) + linear(width, text_hidden) + linear(text_hidden * side * side, width)
+                 + linear(width, text_hidden))
+    return patch + 2 * h + _depth(r, "num_hidden_layers") * _block(h, r.size("intermediate_size")) + projector
+
+
+def cohere2(r: Reader, top: Reader, text_hidden: int) -> int:
+    """Command A Vision: SigLIP, pixel shuffle, a gated projector."""
+    merged = r.size("hidden_size") * top.size("downsample_factor", default=2) ** 2
+    width = top.size("alignment_intermediate_size", default=36864)
+    return siglip(r) + linear(merged, width) + linear(width // 2, text_hidden)
+
+
+def exaone4_5(r: Reader, top: Reader, text_hidden: int) -> int:
+    """EXAONE 4.5: Qwen2.5-VL's tower with grouped K and V heads."""
+    h, heads = r.size("hidden_size"), r.size("num_heads", "num_attention_heads")
+    kv = r.size("num_key_value_heads", default=heads)
+    fewer = 2 * (heads - kv) * (h // heads)  # rows that K and V lack against full heads
+    return qwen2_5_vl(r, top, text_hidden) - _depth(r, "depth") * fewer * (h + 1)
+
+
 def step3p5(r: Reader, top: Reader, text_hidden: int) -> int:
     """Step-3.5/3.7's tower: layer scales, two strided convolutions, one projection."""
     h = r.size("width", "hidden_size")
