@@ -57,6 +57,7 @@ def build_deployment(
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,
     num_speculative_tokens: int = 0,
+    estimate_cudagraph_memory: bool | None = None,
     performance_mode: str | None = None,
     unmodelled: Sequence[str] = (),
 ) -> Deployment:
@@ -118,6 +119,7 @@ def build_deployment(
         num_gpu_blocks_override=num_gpu_blocks_override,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_speculative_tokens=num_speculative_tokens,
+        estimate_cudagraph_memory=estimate_cudagraph_memory,
         unmodelled=tuple(unmodelled),
     )
     return Deployment(model=spec, device=device, parallel=parallel, engine=settings)

@@ -86,7 +86,9 @@ def parse_command(text: str) -> ParsedCommand:
     if engine == "vllm":
         arguments = _with_config_file(arguments)
     settings, unmodelled, unknown = engine_settings.apply(engine_settings.HANDLERS[engine], arguments)
-    if engine == "sglang":
+    if engine == "vllm":
+        engine_settings.from_environment(environment, settings)
+    elif engine == "sglang":
         engine_settings.finish_sglang(settings, unmodelled)
     elif engine == "trtllm":
         _trtllm_files(arguments, settings, extra_unmodelled)

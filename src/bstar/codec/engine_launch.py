@@ -23,6 +23,8 @@ def format_command(deployment: Deployment, *, model: str | None = None) -> str:
     online, comment = _quantization(deployment)
     if online is not None:
         words += ["--quantization", online]
+    if deployment.engine.estimate_cudagraph_memory is not None and deployment.engine.name == "vllm":
+        words.insert(0, f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={int(deployment.engine.estimate_cudagraph_memory)}")
     words += deployment.engine.unmodelled
     command = " ".join(word if " " in word and word.startswith("-") else shlex.quote(word) for word in words)
     return f"{command}  # {comment}" if comment else command

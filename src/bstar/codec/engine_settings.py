@@ -13,6 +13,7 @@ from typing import Any
 from bstar.codec.engine_flags import Argument
 from bstar.codec.engine_values import engine_float, engine_int, max_model_len
 from bstar.errors import ConfigError, SpecError
+from bstar.units import GIB
 
 Settings = dict[str, Any]
 # A handler gets the settings so far and the argument; it returns False where the flag has to be listed too.
@@ -237,6 +238,16 @@ TRTLLM: dict[str, Handler] = {
 }  # fmt: skip
 
 HANDLERS: dict[str, dict[str, Handler]] = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}
+
+
+def from_environment(words: Iterable[str], settings: Settings) -> None:
+    """vLLM's environment variables that change what fits; the flags win."""
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS":
+            settings.setdefault("estimate_cudagraph_memory", value.strip().lower() not in ("0", "false", ""))
+        elif name == "VLLM_CPU_KVCACHE_SPACE" and value.strip().isdigit() and int(value):
+            settings.setdefault("kv_cache_memory_bytes", int(value) * GIB)
 
 
 def finish_sglang(settings: Settings, unmodelled: list[str]) -> None:

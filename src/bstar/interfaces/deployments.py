@@ -39,18 +39,13 @@ def _fitted_length(built: Deployment) -> Deployment:
     """The same deployment with the longest max_model_len that one request can use."""
     from bstar.physics.memory import memory_budget
 
-    def fits(length: int) -> bool:
-        return memory_budget(_with_length(built, length)).fits
-
-    if fits(built.engine.max_model_len):
+    budget = memory_budget(built)
+    if budget.fits:
         return built
-    low, high = 0, built.engine.max_model_len
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    if low < 1:
-        raise InfeasibleError(f"max_model_len: auto finds no length that fits: {memory_budget(built).reason}")
-    return _with_length(built, low)
+    fitted = _with_length(built, max(1, min(budget.longest_request_tokens, built.engine.max_model_len)))
+    if not memory_budget(fitted).fits:
+        raise InfeasibleError(f"max_model_len: auto finds no length that fits: {budget.reason}")
+    return fitted
 
 
 def _with_length(built: Deployment, length: int) -> Deployment:

@@ -20,6 +20,8 @@ class EngineSettings:
     block_size              tokens per KV block; None: the engine chooses (hybrid models)
     cudagraph_max_size      largest captured batch; 0 with enforce_eager
     num_gpu_blocks_override / kv_cache_memory_bytes  take the KV space from here instead of profiling
+    estimate_cudagraph_memory  whether CUDA-graph memory is estimated and taken from the KV space
+                            (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); None: as the version does
     unmodelled              flags that were given and that bstar does not model, as written
     """
 
@@ -41,6 +43,7 @@ class EngineSettings:
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_speculative_tokens: int = 0
+    estimate_cudagraph_memory: bool | None = None
     unmodelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_engine, take_keywords
+from bstar.interfaces.cli.deploy import check_context, deploy_options, describe, headline, note_engine, take_keywords
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import COUNTS, apply, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -48,7 +48,7 @@ def curve(model_names: tuple[str, ...], context: tuple[int, ...], batches: tuple
     Several models, several GPUs (--gpu G,G) and several contexts are set side by side.
     """
     slo = take_slo(options)
-    deployments = _deployments(model_names, options)
+    deployments = _deployments(model_names, options, context)
     series = [_series(d, c, slo, batches) for d in deployments for c in context]
     if plot is not None:
         from bstar.interfaces.report.charts import curve_chart
@@ -61,7 +61,7 @@ def curve(model_names: tuple[str, ...], context: tuple[int, ...], batches: tuple
         _show(series)
 
 
-def _deployments(model_names: tuple[str, ...], options: dict[str, Any]) -> list[Deployment]:
+def _deployments(model_names: tuple[str, ...], options: dict[str, Any], context: tuple[int, ...]) -> list[Deployment]:
     from bstar.errors import SpecError
     from bstar.interfaces.deployments import deployment
 
@@ -73,6 +73,8 @@ def _deployments(model_names: tuple[str, ...], options: dict[str, Any]) -> list[
             raise SpecError(f"{key}: none given; say it with {what}")
     built = [deployment(**(keywords | {"model": m, "gpu": g})) for m in models for g in gpus]
     note_engine(built[0])
+    for one in built:
+        check_context(one, max(context))
     return built
 
 

@@ -45,6 +45,8 @@ _ENGINE_FLAGS = apply(
                  metavar="N", help="Largest batch captured as a CUDA graph."),
     click.option("--num-gpu-blocks-override", type=ENGINE_INT, metavar="N", help="KV blocks, instead of profiling."),
     click.option("--kv-cache-memory-bytes", type=SIZE, metavar="SIZE", help="KV space, instead of profiling."),
+    click.option("--estimate-cudagraph-memory/--no-estimate-cudagraph-memory", default=None,
+                 help="Take CUDA-graph memory from the KV space (vLLM since 0.20)."),
     click.option("--long-prefill-token-threshold", type=ENGINE_INT, metavar="N", hidden=True),
     click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), hidden=True),
     click.option("--num-speculative-tokens", type=ENGINE_INT, metavar="N", hidden=True),
@@ -86,7 +88,7 @@ _KEYS = (
     "engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
     "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
     "num_gpu_blocks_override", "kv_cache_memory_bytes", "long_prefill_token_threshold", "scheduling_policy",
-    "num_speculative_tokens", "gpu_memory_bytes", "bandwidth_bytes_per_s",
+    "num_speculative_tokens", "estimate_cudagraph_memory", "gpu_memory_bytes", "bandwidth_bytes_per_s",
 )  # fmt: skip
 
 
@@ -155,6 +157,13 @@ def note_engine(built: Deployment) -> None:
     note = engine_defaults(built.engine.name, built.engine.version, built.device).note
     if note:
         output.warn(note)
+
+
+def check_context(built: Deployment, context: int) -> None:
+    """Refuse a context that the deployment does not serve. Raises SpecError."""
+    if context > built.engine.max_model_len:
+        raise SpecError(f"--context: {context} is more than the {built.engine.max_model_len} tokens that "
+                        f"{built.model.name} is served with; lower it, or raise --max-model-len (and --max-context)")
 
 
 def headline(built: Deployment) -> str:

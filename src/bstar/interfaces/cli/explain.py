@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
+from bstar.interfaces.cli.deploy import check_context, deploy_options, describe, headline, take_deployment
 from bstar.interfaces.cli.load import length_options, prefix_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import POSITIVE, apply, json_option, units_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -65,6 +65,8 @@ def explain(model_name: str | None, context: int | None, batch: int | None, form
     if workload is not None and context is not None:
         raise SpecError("--context: give either --context or --input and --output, not both")
     built = take_deployment(model_name, options)
+    if context is not None:
+        check_context(built, context)
     load = workload if workload is not None else float(context or 0)
     sheet = explained(built, load, batch=batch, slo=slo)
     if as_json:

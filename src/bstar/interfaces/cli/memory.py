@@ -26,8 +26,6 @@ Examples:
 Exit code 1: it does not fit (the reason is the engine's).
 """
 
-_TERMS = ("total_bytes", "weight_bytes", "activation_bytes", "runtime_bytes", "cuda_graph_bytes", "kv_cache_bytes")
-
 
 @click.command("memory", cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model_name", metavar="[MODEL]", required=False)
@@ -50,17 +48,8 @@ def memory(ctx: click.Context, /, model_name: str | None, log_file: Path | None,
     logged = read_log(log_file) if log_file is not None else None
     built = take_deployment(model_name, options) if logged is None else _logged_deployment(model_name, options, logged)
     budget = memory_budget(built)
-    sheet: dict[str, Any] = {
-        "deployment": describe(built),
-        "per_gpu": {**{name: getattr(budget, name) for name in _TERMS}, "usable_bytes": budget.usable_bytes},
-        "kv_cache_tokens": budget.kv_cache_tokens,
-        "num_blocks": None if budget.num_blocks is None else int(budget.num_blocks),
-        "block_size": budget.block_size,
-        "max_model_len": built.engine.max_model_len,
-        "max_concurrency": budget.max_concurrency,
-        "fits": budget.fits,
-        "reason": budget.reason,
-    }
+    sheet: dict[str, Any] = budget.to_dict() | {
+        "max_model_len": built.engine.max_model_len, "deployment": describe(built)}
     if logged is not None:
         sheet["log"] = comparison(sheet, logged)
     if as_json:
@@ -138,16 +127,18 @@ def _relative(predicted: float | None, logged: float) -> float | None:
 
 def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLog | None) -> None:
     per_gpu = sheet["per_gpu"]
-    total = per_gpu["total_bytes"]
+    total, subtracted = per_gpu["total_bytes"], bool(sheet["cuda_graphs_subtracted"])
     rows = [("the driver reports", output.size(total, units), built.device.name),
             (f"× {built.engine.gpu_memory_utilization:g}", output.size(per_gpu["usable_bytes"], units),
              "what the engine may take (--gpu-memory-utilization)")]
     rows += [
         ("− weights", output.size(per_gpu["weight_bytes"], units), f"{built.model.weight_dtype}, as loaded"),
         ("− activations", output.size(per_gpu["activation_bytes"], units),
-         f"peak of a profiling step of {built.engine.max_num_batched_tokens:,} tokens"),
+         f"peak of a profiling step of {built.engine.max_num_batched_tokens:,} tokens, in the "
+         f"{sheet['activation_set_by']}"),
         ("− runtime", output.size(per_gpu["runtime_bytes"], units), "CUDA context, NCCL, workspaces"),
-        ("− CUDA graphs", output.size(per_gpu["cuda_graph_bytes"], units), _graph_note(built)),
+        ("− CUDA graphs" if subtracted else "  (CUDA graphs)", output.size(per_gpu["cuda_graph_bytes"], units),
+         _graph_note(built, subtracted=subtracted)),
         ("= KV cache", output.size(per_gpu["kv_cache_bytes"], units), _bar(per_gpu["kv_cache_bytes"], total)),
     ]
     parts = [output.heading(built.model.name, headline(built)), output.line("per GPU", style="dim"), output.facts(rows)]
@@ -162,6 +153,7 @@ def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLo
         parts.append(output.line("fits", style="bold green"))
     else:
         parts.append(output.line(f"does not fit: {sheet['reason']}", style="bold red"))
+    parts += [output.line("note: " + n, style="yellow") for n in sheet["notes"]]
     if logged is not None:
         parts += [output.line(""), output.heading("predicted beside logged", _log_title(logged)), _log_table(sheet)]
         if logged.failure:
@@ -169,10 +161,11 @@ def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLo
     output.show(*parts)
 
 
-def _graph_note(built: Deployment) -> str:
+def _graph_note(built: Deployment, *, subtracted: bool) -> str:
     if built.engine.cudagraph_max_size == 0:
         return "no CUDA graphs"
-    return f"batches up to {built.engine.cudagraph_max_size}"
+    left = "" if subtracted else "; taken later, from what is left over"
+    return f"batches up to {built.engine.cudagraph_max_size}{left}"
 
 
 def _bar(part: int | None, total: int) -> str:

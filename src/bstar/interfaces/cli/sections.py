@@ -18,7 +18,7 @@ section(
     "Engine flags, as the engine spells them (unset: the default of its version for the device and model)",
     "engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
     "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
-    "num_gpu_blocks_override", "kv_cache_memory_bytes",
+    "num_gpu_blocks_override", "kv_cache_memory_bytes", "estimate_cudagraph_memory",
 )  # fmt: skip
 section("Instead of flags", "from_command", "spec_file", "save_spec", "log_file")
 section("Load", "context", "input_lengths", "output_lengths", "trace", "rate", "burstiness", "concurrency",
