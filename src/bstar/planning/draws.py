@@ -26,7 +26,8 @@ class RequestDraws:
 
     input_tokens, output_tokens   lengths; `cached_tokens` of the prompt come from the prefix cache
     crowd, wait, phase            uniform ranks of: how many are in flight, the prefill queue, the step's age
-    stall_z                       standard normal of the prefill work of others that falls into a request
+    crowd_z, wait_z               the same ranks as standard normals
+    stall_z, company_z            standard normals of the prefills of others: while it decodes, in its first steps
     """
 
     input_tokens: Floats
@@ -36,6 +37,9 @@ class RequestDraws:
     wait: Floats
     phase: Floats
     stall_z: Floats
+    company_z: Floats
+    crowd_z: Floats
+    wait_z: Floats
 
     @property
     def new_tokens(self) -> Floats:
@@ -66,10 +70,12 @@ def request_draws(workload: Workload, *, count: int = COUNT) -> RequestDraws:
         outputs = quantile(workload.output_tokens, ranks())
     hits = ranks() < workload.prefix_hit_fraction
     # At least one prompt token is always computed, even if the whole prompt is cached.
+    crowd, wait = ranks(), ranks()
     cached = np.where(hits, np.minimum(workload.prefix_tokens, inputs - 1.0), 0.0)
     return RequestDraws(
-        input_tokens=inputs, cached_tokens=np.maximum(cached, 0.0), output_tokens=outputs, crowd=ranks(), wait=ranks(),
-        phase=ranks(), stall_z=normal_quantile(ranks()),
+        input_tokens=inputs, cached_tokens=np.maximum(cached, 0.0), output_tokens=outputs, crowd=crowd, wait=wait,
+        crowd_z=normal_quantile(crowd), wait_z=normal_quantile(wait), phase=ranks(), stall_z=normal_quantile(ranks()),
+        company_z=normal_quantile(ranks()),
     )  # fmt: skip
 
 

@@ -1,17 +1,20 @@
 """What the requests of a workload experience on one replica: closed forms, evaluated on the request draws.
 
-Open loop at rate λ, D decode tokens a request, T(n) the step of n sequences, c(n) what a prefill adds:
+Open loop at rate λ, D decode tokens a request, T(n) the step of n sequences, c(n) what a prefill adds, φ = λ·c:
 
-    a step with its share of prefill    s(n) = T(n)/(1 − λ·c(n))
+    a step with its share of prefill    s(n) = T(n)/(1 − φ)
+    steps differ: each holds the prompts that came during the one before:  Var s = λ·s·E[c²]/(1 − φ²)
     number in flight                    π(n) ∝ Π λ·D·s(k)/k          (processor sharing; queueing.sharing)
     most that n in flight can carry     λ(n) = 1/(c(n) + D·T(n)/n)   Little's law at a full batch
-    TTFT   = admission (no place free) + age of the running step + prefill queue (M/G/1, Kingman's factor for
-             bursts) + its own chunks
-    TPOT   = T at the crowd that it meets + the prefills of others that fall into it
+    TTFT   = admission (no place free) + what is left of the running step, which is a long one more often than not
+             + the own step: its chunks, and the prompts that came in the same step; at least the prefill queue
+             (M/G/1, Kingman's factor for bursts)
+    TPOT   = T at the crowd that it meets + the prefills of others: those that came during its own, and those that
+             come later (a delay busy period: mean D·T·φ/(1 − φ), variance λ·D·T·E[c²]/(1 − φ)³)
     E2E    = TTFT + D·TPOT
 
 Closed loop of C clients: n solves n + in prefill + waiting = C; λ(n) as above.
-Known limits are in docs/planning.md; the simulator checks the shortlist.
+How far they are from a step-by-step simulation is measured in tests/planning and told in docs/planning.md.
 """
 
 from __future__ import annotations
@@ -22,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.planning.draws import RequestDraws
-from bstar.planning.replica import Replica, attention_pairs, mean_prefill_s
+from bstar.planning.replica import Replica, attention_pairs, mean_prefill_s, prompt_budget
 from bstar.queueing.general import kingman_mean_wait_s, mg1_wait_quantile_s
 from bstar.queueing.sharing import in_flight_distribution
 from bstar.specs.slo import Slo
-from bstar.traffic.lengths import normal_quantile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -80,11 +82,10 @@ def open_outcomes(
 ) -> Outcomes:
     """An open loop: `rate_per_s` (lanes,) requests arrive whatever happens; `cap` (lanes,) places."""
     rate = np.asarray(rate_per_s, dtype=np.float64)
-    busy = rate[:, None] * mean_prefill_s(replica, draws, rate[:, None])
-    with np.errstate(divide="ignore"):
-        step = np.where(busy < 1.0, replica.decode_step_s / np.maximum(1.0 - busy, 1e-12), np.inf)
-    step = np.minimum(step, 1e12)
+    cost = mean_prefill_s(replica, draws, rate[:, None])
+    busy = rate[:, None] * cost
     decode = draws.mean_decode_tokens
+    step = _step_with_prefill_s(replica, cost, busy, rate[:, None], decode, _cost_variation(replica, draws))
     crowd = in_flight_distribution(rate * max(decode, 1e-9), step, cap)
     stable = crowd.stable & (np.take_along_axis(busy, cap[:, None] - 1, axis=1)[:, 0] < 1.0)
     mean = np.where(stable, crowd.mean, cap)
@@ -93,6 +94,29 @@ def open_outcomes(
     met = np.clip(mean[:, None] + (met - mean[:, None]) * np.sqrt(peaked), 0.0, cap[:, None])
     admission = _admission_s(draws, crowd.queued_fraction, rate, cap, step, gap_cv_squared)
     return _experience(replica, draws, rate, mean, met, admission, crowd.queued_fraction, stable, gap_cv_squared)
+
+
+def _step_with_prefill_s(
+    replica: Replica, cost: Floats, busy: Floats, rate: Floats, decode: float, variation: float
+) -> Floats:
+    """Mean time per token with n in flight, prefills of others included; shape (lanes, N).
+
+    T/(1 − φ), and what comes from beginning right after a long step, the one of the own prefill:
+    (own step − mean step)·φ/(1 − φ) spread over D tokens.
+    """
+    share = np.minimum(busy, 1.0 - 1e-9)
+    clustering = share * rate * cost * cost * (1.0 + variation) / (1.0 - share * share)
+    late = share / (1.0 - share) * (cost + clustering) / max(decode, 1.0)
+    step = replica.decode_step_s / (1.0 - share) + np.minimum(late, 1e6)
+    return np.where(busy < 1.0, np.minimum(step, 1e12), 1e12)
+
+
+def _cost_variation(replica: Replica, draws: RequestDraws) -> float:
+    """CV² of the prefill time over requests, linear and attention part."""
+    most = min(float(replica.token_budget), replica.token_grid[-1])
+    per_token = float(replica.tokens_s(np.array([most]))[0]) / most
+    cost = draws.new_tokens * per_token + attention_pairs(draws) * replica.pair_s
+    return float(cost.var() / cost.mean() ** 2)
 
 
 def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap: Ints) -> Outcomes:
@@ -115,10 +139,10 @@ def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap:
 
     def in_prefill(n: Floats) -> Floats:
         rate = rate_at(n)
-        service = cost_at(n) + replica.step_s(n) * new / np.maximum(replica.token_budget - n, 1.0)
+        service = cost_at(n) + replica.step_s(n) * new / prompt_budget(replica, n)
         # Schweitzer's mean value analysis of the prefill queue among that many clients.
         queue = rate * service / np.maximum(1.0 - rate * service * others, 1e-3)
-        joining = rate * np.minimum(n, 1.0) * (1.5 + replica.prefill_lag_steps) * replica.step_s(n)
+        joining = rate * np.minimum(n, 1.0) * (1.0 + replica.prefill_lag_steps) * replica.step_s(n)
         return np.asarray(queue + joining)
 
     for _ in range(50):
@@ -128,7 +152,7 @@ def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap:
     n = 0.5 * (low + high) if decode > 0 else np.zeros_like(low)
     rate = rate_at(n) if decode > 0 else _prefill_only_rate(replica, draws, waiting_for)
     spread = np.sqrt(np.maximum(n * (1.0 - n / waiting_for), 0.0))
-    z = normal_quantile(draws.crowd)
+    z = draws.crowd_z
     met = np.clip(n[:, None] + z * spread[:, None] - 1.0, 0.0, waiting_for[:, None] - 1.0)
     admission = np.broadcast_to(((clients - waiting_for) / rate)[:, None], met.shape)
     full = np.where(clients > cap, 1.0, 0.0)
@@ -174,36 +198,54 @@ def _experience(
     """TTFT, TPOT and E2E of every draw, given how many are in flight."""
     new, decode = draws.new_tokens, draws.decode_tokens
     at = np.maximum(mean, 1.0)[:, None]
-    budget = np.maximum(replica.token_budget - at, 1.0)
     base = replica.step_s(at)
-    together = np.minimum(new + rate[:, None] * float(new.mean()) * base, budget)
-    cost = new * replica.marginal_prefill_s(at, together) + attention_pairs(draws) * replica.pair_s
-    held = cost / replica.pipeline_stages  # what a prefill takes from each stage, and so from everybody else
+    arrive = rate[:, None] * base
+    skew = replica.imbalance(arrive)
+    budget = np.maximum(prompt_budget(replica, at) / skew, 1.0)
+    together = np.minimum(new + arrive * float(new.mean()), budget)
+    cost = new * replica.marginal_prefill_s(at, together, arrive) + attention_pairs(draws) * replica.pair_s * skew
+    held = cost * replica.stalled_fraction
     mean_cost, cost_square = held.mean(axis=1), (held * held).mean(axis=1)
     others = 1.0 if clients is None else np.maximum(1.0 - 1.0 / clients, 0.0)
     prefill_fraction = np.minimum(rate * mean_cost * others, 1.0 - 1e-9)
 
-    service = held + base * new / budget
-    queue = _prefill_wait_s(draws, rate, service, gap_cv_squared, clients)
+    phi = prefill_fraction[:, None]
+    free = 1.0 - phi
+    spread = rate[:, None] * (cost_square + (gap_cv_squared - 1.0) * mean_cost**2)[:, None]
     here = replica.step_s(np.maximum(met, 1.0))
-    age = np.where(met > 0, (draws.phase + replica.prefill_lag_steps) * here, 0.0)
+    mean_step = here / free
+    # The running step as an arrival sees it: gamma, weighted by length.
+    # A finite number of clients cannot pile up: a prompt in prefill is a client that sends nothing.
+    echo = 0.0 if clients is not None else 1.0
+    clustering = spread / (1.0 - echo * phi * phi)
+    running = _gamma_quantile(
+        mean_step + clustering, clustering * (mean_step + clustering), draws.wait_z
+    )
+    lag = replica.prefill_lag_steps
+    company = _gamma_quantile(
+        phi * running + lag * mean_step, spread * running + lag * clustering * mean_step, draws.company_z
+    )
+    in_own_step = here + cost + phi * running
+    service = cost / replica.pipeline_stages + base * new / budget
+    queue = _prefill_wait_s(draws, rate, service, gap_cv_squared, clients)
+    # In a closed loop the next request comes when a step ends: nothing is left of that step.
+    joining = company if clients is not None else draws.phase * running + company
+    wait = np.where(met > 0, np.maximum(joining, queue), queue)
     chunks = np.ceil(new / budget)
-    ttft = admission + age + queue + chunks * here + cost
+    ttft = admission + wait + chunks * here + cost
 
     pace = _pace_s(replica, draws, mean, met, prefill_fraction)
     time = decode * pace
-    share = prefill_fraction[:, None] / (1.0 - prefill_fraction[:, None])
-    stalled = time * share
-    falls = rate[:, None] * (time + stalled)
-    variance = falls * ((cost_square - mean_cost**2) + gap_cv_squared * mean_cost**2)[:, None]
-    stall = _gamma_quantile(stalled, variance, draws.stall_z)
+    late = np.maximum(in_own_step - mean_step, 0.0)
+    stalled = (time + late) * phi / free
+    stall = _gamma_quantile(stalled, (time + phi * in_own_step) * spread / free ** (1.0 + 2.0 * echo), draws.stall_z)
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot = np.where(decode > 0, pace + stall / decode, np.nan)
     e2e = ttft + np.where(decode > 0, time + stall, 0.0)
     lost = ~stable[:, None]
     ttft, e2e = np.where(lost, np.inf, ttft), np.where(lost, np.inf, e2e)
     tpot = np.where(lost & ~np.isnan(tpot), np.inf, tpot)
-    step = replica.step_s(np.maximum(mean, 1.0)) / (1.0 - prefill_fraction)
+    step = replica.step_s(np.maximum(mean, 1.0)) / free[:, 0]
     return Outcomes(
         ttft_s=ttft, tpot_s=tpot, e2e_s=e2e, rate_per_s=rate, in_flight=mean, step_s=step, stable=stable,
         queued_fraction=queued_fraction, prefill_fraction=prefill_fraction,

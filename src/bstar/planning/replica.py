@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +20,12 @@ class Replica:
     decode_step_s     T(n): expected time of a step of n decoding sequences at the mean context, n = 1 … N
     floor_step_s      the bandwidth and compute floor of the same
     token_grid, token_step_s   G(t): time of a step that computes t prompt tokens, attention apart
+    lone_step_s       the same where all its tokens are on one data-parallel rank
     pair_s            time of one (query, key) pair of prefill attention, all layers
-    token_budget      max_num_batched_tokens
+    token_budget      max_num_batched_tokens, of one data-parallel rank
     room_sequences    sequences whose cache fits, contexts at their mean (B_mem)
     context_cv        coefficient of variation of the cache of one sequence in flight
-    pipeline_stages  a prefill passes them one after another and keeps each busy for its share of the time
+    pipeline_stages, attention_dp   see `stalled_fraction` and `marginal_prefill_s`
     prefill_lag_steps steps between a request's arrival in the engine and the one it joins (asynchronous scheduling)
     """
 
@@ -31,12 +33,14 @@ class Replica:
     floor_step_s: Floats
     token_grid: Floats
     token_step_s: Floats
+    lone_step_s: Floats
     pair_s: float
     token_budget: int
     room_sequences: float
     context_cv: float
     prefill_lag_steps: float = 0.0
     pipeline_stages: int = 1
+    attention_dp: int = 1
 
     @property
     def largest_batch(self) -> int:
@@ -51,21 +55,46 @@ class Replica:
         """G(t) at any real t."""
         return np.interp(tokens, self.token_grid, self.token_step_s)
 
-    def marginal_prefill_s(self, batch: Floats, tokens: Floats) -> Floats:
+    def marginal_prefill_s(self, batch: Floats, tokens: Floats, prompts: Floats | float = 1.0) -> Floats:
         """Seconds that one more prompt token adds to a step of `batch` decodes and `tokens` prompt tokens, in the mean.
 
         A prompt token is nearly free while the step waits for the weights anyway, and costs its GEMMs beyond.
+        Data-parallel ranks step together: one prompt keeps them all as long as the rank that has it, `prompts`
+        of them even out.
         """
-        return (self.tokens_s(batch + tokens) - self.tokens_s(batch)) / tokens
+        added = self.tokens_s(batch + tokens) - self.tokens_s(batch)
+        if self.attention_dp > 1:
+            alone = np.interp(batch + tokens, self.token_grid, self.lone_step_s) - np.interp(
+                batch, self.token_grid, self.lone_step_s
+            )
+            added = added + (alone - added) / np.maximum(prompts, 1.0)
+        return np.asarray(added / tokens)
 
-    def secure_room(self, *, z: float = 2.33) -> float:
-        """Sequences that fit together in 99 % of the moments (z = 2.33): n·m + z·σ·√n ≤ pool.
+    def imbalance(self, prompts: Floats) -> Floats:
+        """Prompt tokens of the busiest data-parallel rank over the mean, with `prompts` in a step: (A + ν − 1)/ν."""
+        many = np.maximum(prompts, 1.0)
+        return (self.attention_dp + many - 1.0) / many
 
-        Sums of many independent contexts are nearly normal; few of them are not, and then this is cautious.
+    @property
+    def stalled_fraction(self) -> float:
+        """Share of a prefill's time that a decoding sequence waits for it, in the mean.
+
+        Over S pipeline stages a chunk holds each for 1/S of its time: that delays the microbatches behind it;
+        the one that it is in waits for all of it.
         """
-        spread = z * self.context_cv
-        root = (-spread + np.sqrt(spread * spread + 4.0 * self.room_sequences)) / 2.0
-        return float(root * root)
+        stages = self.pipeline_stages
+        return (2.0 - 1.0 / stages) / stages
+
+
+def secure_room(room_sequences: float, context_cv: float, *, z: float = 2.33) -> float:
+    """Sequences that fit together in 99 % of the moments (z = 2.33): n·m + z·σ·√n ≤ pool.
+
+    room_sequences is pool/m, context_cv is σ/m of the cache of one sequence. Sums of many independent contexts
+    are nearly normal; few of them are not, and then this is cautious.
+    """
+    spread = z * context_cv
+    root = (-spread + math.sqrt(spread * spread + 4.0 * room_sequences)) / 2.0
+    return root * root
 
 
 def attention_pairs(draws: RequestDraws) -> Floats:
@@ -75,7 +104,7 @@ def attention_pairs(draws: RequestDraws) -> Floats:
 
 
 def mean_prefill_s(replica: Replica, draws: RequestDraws, rate_per_s: Floats) -> Floats:
-    """c(n): mean seconds that the prefill of one request keeps a stage from n = 1 … N decoding sequences.
+    """c(n): mean seconds that the prefill of one request takes from n = 1 … N decoding sequences.
 
     `rate_per_s` broadcasts against (N,). The more prompts share a step, the fewer of their tokens ride free:
     a step holds the prompt itself and what arrives while a decode step runs, within the token budget.
@@ -83,9 +112,16 @@ def mean_prefill_s(replica: Replica, draws: RequestDraws, rate_per_s: Floats) ->
     batch = np.arange(1, replica.largest_batch + 1, dtype=np.float64)
     new = draws.new_tokens
     mean_new = float(new.mean())
-    budget = np.maximum(replica.token_budget - batch, 1.0)
+    arrive = rate_per_s * replica.decode_step_s
+    skew = replica.imbalance(arrive)
+    budget = prompt_budget(replica, batch)
     # Weighted by tokens: the step that a token is in holds the token's own prompt.
     own = float((new * new).mean()) / mean_new
-    together = np.minimum(own + rate_per_s * mean_new * replica.decode_step_s, budget)
-    pairs = float(attention_pairs(draws).mean()) * replica.pair_s
-    return (replica.marginal_prefill_s(batch, together) * mean_new + pairs) / replica.pipeline_stages
+    together = np.minimum(own + arrive * mean_new, np.maximum(budget / skew, 1.0))
+    pairs = float(attention_pairs(draws).mean()) * replica.pair_s * skew
+    return (replica.marginal_prefill_s(batch, together, arrive) * mean_new + pairs) * replica.stalled_fraction
+
+
+def prompt_budget(replica: Replica, batch: Floats) -> Floats:
+    """Prompt tokens of all data-parallel ranks that a step takes beside `batch` decodes."""
+    return np.maximum(replica.token_budget * replica.attention_dp - batch, 1.0)

@@ -163,6 +163,20 @@ def explain(
     )  # fmt: skip
 
 
+def slo_batch(deployment: Deployment, workload: Workload, slo: Slo) -> float | None:
+    """B_slo alone: the largest batch whose step, with its share of prefill, meets the TPOT limit; None: none."""
+    prefill = _PrefillShare.of(deployment, workload)
+    limit_s, _ = _tpot_limit_s(slo, prefill, deployment)
+    if limit_s is None:
+        return None
+    context = workload.mean_decode_context_tokens
+
+    def step_of(batches: Floats) -> Floats:
+        return np.asarray(decode_curve(deployment, batches, context).expected_s + prefill.per_step_s(batches))
+
+    return largest_batch_within(step_of, limit_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PrefillShare:
     """Prefill work of a workload, as seen from a decode step; nothing where there is no workload."""

@@ -23,17 +23,28 @@ _TOKEN_POINTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefillCost:
-    """What prefill costs on a deployment: G(t) on a grid of tokens in a step, and the time of an attention pair."""
+    """What prefill costs on a deployment, by the tokens of a step: spread evenly over the data-parallel ranks
+    (token_step_s) or all of one rank (lone_step_s); attention apart, which is pair_s a pair, spread evenly."""
 
     token_grid: Floats
     token_step_s: Floats
+    lone_step_s: Floats
     pair_s: float
 
 
-def steps_expected_s(model: StepModel, values: Floats) -> Floats:
-    """Expected seconds of many steps; `values` are their statistics, shape (statistics, m)."""
+def steps_expected_s(model: StepModel, values: Floats, lone: Floats | None = None) -> Floats:
+    """Expected seconds of many steps; `values` are their statistics, shape (statistics, m).
+
+    lone   statistics as the busiest data-parallel rank has them: what a rank does for its own tokens follows
+           these; routed experts and collectives, which the ranks share, follow `values`
+    """
     times = model.times(model.work_of(values))
-    result: Floats = (times.fixed + times.body).sum(axis=0) + times.engine
+    each = times.fixed + times.body
+    if lone is not None:
+        own = model.times(model.work_of(lone))
+        shared = model.collective | np.array([work.kind == "moe_gemm" for work in model.step.works])
+        each = np.where(shared[:, None], each, own.fixed + own.body)
+    result: Floats = each.sum(axis=0) + times.engine
     return result
 
 
@@ -51,15 +62,21 @@ def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
     The pair time is the slope in the cached tokens between none and the longest prompt, so windows count.
     """
     model = step_model(deployment)
-    budget = float(deployment.engine.max_num_batched_tokens)
+    budget = float(deployment.engine.max_num_batched_tokens * deployment.parallel.attention_dp)
     grid = np.unique(np.round(np.geomspace(1.0, budget, _TOKEN_POINTS)))
     reach = max(float(longest_tokens), budget)
     shapes = [BatchShape.prefill(t) for t in grid] + [BatchShape.prefill(budget, reach)]
     values = np.stack([model.step.values(shape) for shape in shapes], axis=1)
     times = steps_expected_s(model, values)
     pair_s = max(float(times[-1] - times[-2]) / (budget * reach), 0.0)
-    linear = np.maximum.accumulate(np.maximum(times[:-1] - pair_s * grid * (grid + 1.0) / 2.0, 0.0))
-    return PrefillCost(token_grid=grid, token_step_s=linear, pair_s=pair_s)
+    pairs_s = pair_s * grid * (grid + 1.0) / 2.0
+    even = np.maximum.accumulate(np.maximum(times[:-1] - pairs_s, 0.0))
+    lone = even
+    ranks = deployment.parallel.attention_dp
+    if ranks > 1:
+        alone = steps_expected_s(model, values, values * ranks)[:-1] - ranks * pairs_s
+        lone = np.maximum.accumulate(np.maximum(alone, even))
+    return PrefillCost(token_grid=grid, token_step_s=even, lone_step_s=lone, pair_s=pair_s)
 
 
 def cache_bytes(deployment: Deployment, context: Floats) -> Floats:
@@ -94,8 +111,9 @@ def replica_of(
     return Replica(
         decode_step_s=np.interp(whole, grid, np.maximum.accumulate(curve.expected_s)),
         floor_step_s=np.interp(whole, grid, curve.floor_s),
-        token_grid=cost.token_grid, token_step_s=cost.token_step_s, pair_s=cost.pair_s,
+        token_grid=cost.token_grid, token_step_s=cost.token_step_s, lone_step_s=cost.lone_step_s, pair_s=cost.pair_s,
         token_budget=deployment.engine.max_num_batched_tokens, room_sequences=room_sequences,
         context_cv=cache_cv(deployment, draws), pipeline_stages=deployment.parallel.pp,
+        attention_dp=deployment.parallel.attention_dp,
         prefill_lag_steps=1.0 if deployment.engine.async_scheduling else 0.0,
     )  # fmt: skip

@@ -1,0 +1,224 @@
+"""One layout under one load: its capacity, its replicas, what its users experience, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.latency.times import decode_step_time
+from bstar.physics.deployment_landmarks import Landmarks
+from bstar.physics.landmarks import landmarks_of
+from bstar.physics.memory import memory_budget
+from bstar.planning.cost import cost_of
+from bstar.planning.feasibility import NoAnswerError
+from bstar.planning.limits import LONGEST_STEP_TPOTS
+from bstar.planning.outcomes import Outcomes
+from bstar.planning.replica import Replica, secure_room
+from bstar.planning.results import Candidate, Percentiles, Predicted
+from bstar.planning.screen import MEMORY_SHARE, Screened, Spot, Task, screen
+from bstar.planning.sheet import slo_batch
+from bstar.planning.sizing import (
+    Capacity,
+    closed_capacity,
+    full_house,
+    open_capacity,
+    outcomes_of,
+    per_replica_gap_cv_squared,
+    replicas_needed,
+)
+from bstar.planning.space import build
+from bstar.specs.deployment import Deployment
+
+TOKEN_BUDGETS = (2048, 4096, 8192, 16384)
+# Capacity that a smoother stream is worth: see `refined`.
+SMOOTH_WORTH = 0.03
+_MANY_QUEUE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sized:
+    """A layout with its capacity and replicas: what ranking needs; `finish` makes the candidate of it."""
+
+    screened: Screened
+    capacity: Capacity
+    replicas: int
+
+    @property
+    def spot(self) -> Spot:
+        return self.screened.spot
+
+    @property
+    def deployment(self) -> Deployment:
+        return self.screened.deployment
+
+    @property
+    def replica(self) -> Replica:
+        return self.screened.replica
+
+    @property
+    def num_gpus(self) -> int:
+        return self.replicas * self.spot.layout.num_gpus
+
+    @property
+    def carried_per_s(self) -> float:
+        """Requests per second of all replicas at their capacity."""
+        return self.capacity.requests_per_s * self.replicas
+
+
+def size(task: Task, screened: Screened) -> Sized:
+    """The capacity and the replicas of a layout. Raises NoAnswerError with the reason where it is no answer."""
+    capacity, replicas = _capacity(task, screened.replica, screened.lanes)
+    gpus = replicas * screened.spot.layout.num_gpus
+    if task.max_gpus is not None and gpus > task.max_gpus:
+        each = screened.spot.layout.num_gpus
+        raise NoAnswerError(
+            "max_gpus", f"needs {gpus} GPUs ({replicas} replicas of {each}), more than the {task.max_gpus} allowed"
+        )
+    return Sized(screened=screened, capacity=capacity, replicas=replicas)
+
+
+def refined(task: Task, sized: Sized) -> Sized:
+    """The same layout at the token budget that needs the fewest replicas.
+
+    Among equals, one whose full step takes at most twice the TPOT limit: a longer one is felt as a stutter.
+    """
+    done = task.load is not None and sized.replicas == 1 and _smoothness(task, sized) == 1.0
+    if done or task.choice.max_num_batched_tokens is not None:
+        return sized
+    options = [sized]
+    for budget in TOKEN_BUDGETS:
+        if budget != sized.deployment.engine.max_num_batched_tokens:
+            try:
+                options.append(size(task, screen(task, sized.spot, token_budget=budget)))
+            except NoAnswerError:
+                continue
+    return min(options, key=lambda one: (one.replicas, -one.capacity.requests_per_s * _smoothness(task, one)))
+
+
+def _smoothness(task: Task, sized: Sized) -> float:
+    """1, or SMOOTH_WORTH less where a full step takes more than twice the TPOT limit."""
+    if task.slo.tpot_s is None:
+        return 1.0
+    replica, budget = sized.replica, float(sized.deployment.engine.max_num_batched_tokens)
+    in_flight = sized.capacity.requests_per_s * task.draws.mean_decode_tokens * task.slo.tpot_s
+    crowd = np.array([min(in_flight, float(sized.capacity.cap))])
+    step = float((replica.step_s(crowd) + budget * replica.marginal_prefill_s(crowd, np.array([budget])))[0])
+    return 1.0 if step <= LONGEST_STEP_TPOTS * task.slo.tpot_s else 1.0 - SMOOTH_WORTH
+
+
+def _capacity(task: Task, replica: Replica, places: NDArray[np.int64]) -> tuple[Capacity, int]:
+    """What a replica carries and how many of them the load takes; with bursts the two depend on each other."""
+    load = task.load
+    slack = 1.0 - task.headroom_fraction
+    if task.workload.concurrency is not None:
+        found = closed_capacity(replica, task.draws, task.slo, places)
+        if found is None:
+            raise NoAnswerError("slo", "not even one client is served inside the SLO")
+        return found, replicas_needed(float(load or 1.0), found.load * slack)
+    if load is None and task.slo.is_empty:
+        # Nothing arrives at a rate and nothing is asked for: a batch job that keeps every place taken.
+        return full_house(replica, task.draws, int(places[-1])), 1
+    replicas = 1
+    while True:
+        gaps = per_replica_gap_cv_squared(task.workload, replicas)
+        carried = open_capacity(replica, task.draws, task.slo, places, gap_cv_squared=gaps)
+        if carried is None:
+            share = task.slo.attainment_fraction
+            raise NoAnswerError("slo", f"{share:.1%} of the requests cannot meet every limit together")
+        needed = 1 if load is None else replicas_needed(load, carried.load * slack)
+        if needed <= replicas or task.workload.gap_cv_squared == 1.0:
+            return carried, max(needed, replicas)
+        # More replicas see smoother streams: step up, not past the answer.
+        replicas = min(needed, 2 * replicas)
+
+
+def finish(task: Task, sized: Sized) -> Candidate:
+    """The candidate of a sized layout: flags, memory, landmarks, predictions, cost, command."""
+    saturated = task.load is None and task.slo.is_empty
+    workload = replace(task.workload, concurrency=sized.capacity.cap) if saturated else task.workload
+    load = (task.load if task.load is not None else sized.capacity.load) / sized.replicas
+    found = outcomes_of(
+        sized.replica, task.draws, workload, load=load, cap=sized.capacity.cap, replicas=sized.replicas
+    )
+    deployment = _final(task, sized)
+    attainment = float(found.attainment(task.slo)[0])
+    rate = float(found.rate_per_s[0]) * sized.replicas
+    closed = workload.concurrency is not None
+    mean_rate = rate / (1.0 if closed else task.peak_factor)
+    tokens_per_s = mean_rate * float(task.draws.output_tokens.mean())
+    return Candidate(
+        deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
+        memory=memory_budget(deployment).to_dict(),
+        landmarks=_landmarks(landmarks_of(deployment, task.workload), sized, task),
+        predicted=_predicted(found), requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
+        goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
+        capacity_requests_per_s=sized.carried_per_s,
+        headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
+        cost=cost_of(sized.spot.price, sized.num_gpus, tokens_per_s),
+        bound_by=_bound(task, sized, found), launch_command=_command(deployment),
+        clients_per_replica=load if closed else None, notes=_notes(task, sized),
+    )  # fmt: skip
+
+
+def _final(task: Task, sized: Sized) -> Deployment:
+    """The deployment with the chosen max_num_seqs, which counts per data-parallel rank, and what follows from it."""
+    spot = sized.spot
+    return build(
+        spot.model, spot.device, spot.layout, task.choice, kv_cache_dtype=spot.kv_cache_dtype,
+        max_model_len=task.max_model_len, max_num_seqs=max(sized.capacity.cap // spot.layout.attention_dp, 1),
+        max_num_batched_tokens=sized.deployment.engine.max_num_batched_tokens,
+    )  # fmt: skip
+
+
+def _landmarks(marks: Landmarks, sized: Sized, task: Task) -> dict[str, float | None]:
+    names = ("ridge_point", "b_star", "b_gemm", "b_compute", "b_mem", "b_mem_full", "b_tok")
+    out: dict[str, float | None] = {name: getattr(marks, name) for name in names}
+    out["b_slo"] = slo_batch(sized.deployment, task.workload, task.slo)
+    return out
+
+
+def _predicted(found: Outcomes) -> Predicted:
+    return Predicted(
+        ttft_s=Percentiles.of(found.ttft_s[0]), tpot_s=Percentiles.of(found.tpot_s[0]),
+        e2e_s=Percentiles.of(found.e2e_s[0]), in_flight=float(found.in_flight[0]), step_s=float(found.step_s[0]),
+        prefill_fraction=float(found.prefill_fraction[0]), queued_fraction=float(found.queued_fraction[0]),
+    )  # fmt: skip
+
+
+def _bound(task: Task, sized: Sized, found: Outcomes) -> str:
+    """What keeps this candidate from carrying more, in the words of the contract."""
+    cap, replica = sized.capacity.cap, sized.replica
+    queued = float(found.queued_fraction[0]) > _MANY_QUEUE
+    secure = secure_room(replica.room_sequences, replica.context_cv)
+    at_memory = cap >= 0.9 * min(MEMORY_SHARE * replica.room_sequences, secure)
+    if queued or (task.slo.is_empty and task.load is None):
+        if at_memory:
+            return "kv_capacity"
+        if queued:
+            return "max_num_seqs"
+    missed = ~found.meets(task.slo)[0]
+    if missed.any() and task.slo.ttft_s is not None:
+        late = found.ttft_s[0][missed] > task.slo.ttft_s
+        if late.mean() > 0.5 and float(found.prefill_fraction[0]) < 0.5:
+            return "queueing"
+    if float(found.prefill_fraction[0]) >= 0.5:
+        return "compute"
+    step = decode_step_time(sized.deployment, max(float(found.in_flight[0]), 1.0), task.context)
+    return str(step.bound_by)
+
+
+def _command(deployment: Deployment) -> str:
+    from bstar.codec.engine_command import format_command
+
+    return format_command(deployment)
+
+
+def _notes(task: Task, sized: Sized) -> tuple[str, ...]:
+    notes = []
+    if sized.spot.price.usd_per_hour is None:
+        notes.append(sized.spot.price.source)
+    if task.workload.gap_cv_squared > 4.0:
+        notes.append(f"arrivals are very bursty (CV² {task.workload.gap_cv_squared:.1f}): closed forms err, simulate")
+    return tuple(notes)
