@@ -189,3 +189,9 @@ def test_data_parallel_experts_of_minimax() -> None:
                engine="vllm@0.19.0")
     assert b.kv_cache_tokens == pytest.approx(769_888, rel=0.03)
     assert any("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in note for note in b.notes)
+
+
+def test_the_graph_estimate_can_be_turned_off_as_in_the_engine() -> None:
+    on, off = (budget(engine="vllm@0.24.0", estimate_cudagraph_memory=flag) for flag in (None, False))
+    assert on.cuda_graphs_subtracted and not off.cuda_graphs_subtracted
+    assert off.kv_cache_bytes - on.kv_cache_bytes == on.cuda_graph_bytes > 0

@@ -146,7 +146,9 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     activations = peak_activations(deployment)
     runtime = non_torch_bytes(deployment)
     graphs = cuda_graph_bytes(deployment)
-    subtracted = (engine.version_tuple or (99,)) >= (0, 20)
+    subtracted = engine.estimate_cudagraph_memory
+    if subtracted is None:
+        subtracted = (engine.version_tuple or (99,)) >= (0, 20)
     available = tuple(
         usable - w - a.bytes - runtime - (graphs if subtracted else 0)
         for w, a in zip(weights, activations, strict=True)
