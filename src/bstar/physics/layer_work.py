@@ -197,11 +197,12 @@ def _moe_exchange(model: ModelSpec, group: LayerGroup, ffn: MoeFfn, rank: Rank) 
 
 
 def _with_vectors(works: list[Work], tensors: Iterable[WeightTensor], formats: WeightFormats, rank: Rank) -> list[Work]:
-    """Add the bytes of biases, norms and other vectors to the first operator of their role."""
+    """Add the bytes of norms and other vectors to the first operator of their role, biases of GEMMs to "norm"."""
     bytes_by_role: dict[str, float] = {}
     for t in tensors:
         if not t.matmul:
-            bytes_by_role[t.role] = bytes_by_role.get(t.role, 0.0) + tensor_bytes(t, formats, rank.parallel)
+            role = "norm" if t.role in ("qkv", "out", "mlp", "shared_experts") else t.role
+            bytes_by_role[role] = bytes_by_role.get(role, 0.0) + tensor_bytes(t, formats, rank.parallel)
     out = list(works)
     for role, extra in bytes_by_role.items():
         at = next((i for i, w in enumerate(out) if w.name == role), None)
