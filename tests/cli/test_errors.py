@@ -45,8 +45,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("explain", M, *G, "--context", "512", "--slo", "ttft"), "slo"),
     (("explain", M, *G, "--context", "512", "--attainment", "0.9"), "--slo"),
     (("curve", M, *G), "--context"),
-    (("curve", M, *G, "--context", "512,200000"), "--max-model-len"),
-    (("explain", M, *G, "--context", "200000"), "--max-model-len"),
     (("curve", *G, "--context", "512"), "MODEL"),
     (("curve", M, *G, "--context", "512", "--plot", "x.bmp"), ".bmp"),
     (("plan", M, *G), "--input"),

@@ -54,6 +54,13 @@ def test_what_a_command_line_loses_is_said(bstar: Run) -> None:
     assert "not a flag of vllm: --frobnicate 3" in result.stderr
 
 
+def test_a_context_beyond_what_is_served_is_said(bstar: Run) -> None:
+    for args in (("explain", "llama-2-7b", *G, "--context", "8192"), ("curve", "llama-2-7b", *G, "--context", "512,8192")):
+        result = bstar(*args)
+        assert result.exit_code == 0
+        assert "beyond the 4,096 tokens" in result.stderr
+
+
 def test_a_curve_is_drawn(bstar: Run, tmp_path: Path) -> None:
     pytest.importorskip("altair")
     path = tmp_path / "c.json"

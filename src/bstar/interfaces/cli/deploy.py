@@ -160,10 +160,10 @@ def note_engine(built: Deployment) -> None:
 
 
 def check_context(built: Deployment, context: int) -> None:
-    """Refuse a context that the deployment does not serve. Raises SpecError."""
+    """One line on stderr where a context is longer than what the deployment serves: physics, but no such request."""
     if context > built.engine.max_model_len:
-        raise SpecError(f"--context: {context} is more than the {built.engine.max_model_len} tokens that "
-                        f"{built.model.name} is served with; lower it, or raise --max-model-len (and --max-context)")
+        output.warn(f"context {context:,} is beyond the {built.engine.max_model_len:,} tokens that {built.model.name} "
+                    "is served with (--max-model-len)")
 
 
 def headline(built: Deployment) -> str:
