@@ -108,6 +108,7 @@ class BlockPlan:
 
     bytes_per_block         of the fullest pipeline stage
     room_blocks             blocks that the check of max_model_len may use
+    block_tokens            of the group with the smallest block, attention_block_tokens of full attention
     blocks_per_request      of a request of max_model_len tokens
     kv_cache_tokens         as the version logs it
     needed_bytes            what one request of max_model_len tokens needs on the fullest stage
@@ -118,6 +119,7 @@ class BlockPlan:
     num_blocks: int
     room_blocks: int
     block_tokens: int
+    attention_block_tokens: int
     blocks_per_request: int
     max_concurrency: float
     kv_cache_tokens: int
@@ -267,6 +269,7 @@ def block_plan(
     concurrency = num_blocks / per_request if per_request else 0.0
     attention = [g.block_tokens for g in groups if g.block_tokens]
     block_tokens = min(attention, default=0)
+    full = [g.block_tokens for g in groups if g.pages[0].kind == "full"]
     tokens = (
         int(concurrency * request.max_model_len)
         if rules.tokens_from_concurrency
@@ -275,6 +278,7 @@ def block_plan(
     return BlockPlan(
         groups=groups, bytes_per_block=max(per_block, default=0), num_blocks=num_blocks,
         room_blocks=max(room - rules.null_block_reserved, 0), block_tokens=block_tokens,
+        attention_block_tokens=max(full or attention, default=0),
         blocks_per_request=per_request, max_concurrency=concurrency, kv_cache_tokens=tokens,
         needed_bytes=per_request * max(per_block, default=0),
         has_states=any(p.kind == "state" for g in groups for p in g.pages))

@@ -53,7 +53,7 @@ class MemoryBudget:
     cuda_graph_bytes       estimate; taken from the KV space only where cuda_graphs_subtracted
     kv_cache_bytes         what is left; not positive where nothing is
     kv_cache_tokens        "KV cache size" as the engine's version logs it
-    block_size             tokens of a block of the smallest-block group (states force large ones)
+    block_size             tokens of a block of full attention (states force large ones)
     max_concurrency        requests of max_model_len tokens at once, per pool
     pools                  independent pools behind the endpoint (data-parallel ranks)
     needed_bytes           KV that one request of max_model_len tokens needs
@@ -168,7 +168,7 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
         activation_bytes=activations[stage].bytes, activation_set_by=activations[stage].set_by,
         runtime_bytes=runtime, cuda_graph_bytes=graphs, cuda_graphs_subtracted=subtracted,
         kv_cache_bytes=available[stage], kv_cache_tokens=plan.kv_cache_tokens, num_blocks=plan.num_blocks,
-        block_size=plan.block_tokens, bytes_per_block=plan.bytes_per_block,
+        block_size=plan.attention_block_tokens, bytes_per_block=plan.bytes_per_block,
         blocks_per_request=plan.blocks_per_request, max_concurrency=plan.max_concurrency,
         pools=parallel.dp * parallel.attention_dp, needed_bytes=plan.needed_bytes, longest_request_tokens=longest,
         fits=reason is None, reason=reason, stage=stage, notes=_notes(deployment))
