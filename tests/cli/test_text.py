@@ -17,6 +17,7 @@ COMMANDS = [
     ("explain", "llama-3.1-8b", *G, "--context", "8192", "--slo", "tpot=20ms"),
     ("explain", "deepseek-r1", "--gpu", "h200", "--tp", "8", "--context", "4096", "--no-formulas", "--units", "si"),
     ("curve", "llama-3.1-8b", *G, "--context", "512,8192"),
+    ("curve", "llama-2-7b", "llama-2-13b", "llama-2-70b", "--gpu", "a100", "--tp", "4", "--context", "512,2048,8192"),
     ("plan", "llama-3.1-70b", "--gpu", "h100,h200", "--input", "2000", "--output", "300", "--rate", "5",
      "--slo", "ttft=1s,tpot=40ms", "--weight-dtype", "auto,fp8"),
     ("plan", "llama-3.1-405b", "--gpu", "l40s", "--input", "9", "--output", "9", "--max-gpus", "1"),
@@ -55,7 +56,8 @@ def test_what_a_command_line_loses_is_said(bstar: Run) -> None:
 
 
 def test_a_context_beyond_what_is_served_is_said(bstar: Run) -> None:
-    for args in (("explain", "llama-2-7b", *G, "--context", "8192"), ("curve", "llama-2-7b", *G, "--context", "512,8192")):
+    for args in (("explain", "llama-2-7b", *G, "--context", "8192"),
+                 ("curve", "llama-2-7b", *G, "--context", "512,8192")):
         result = bstar(*args)
         assert result.exit_code == 0
         assert "beyond the 4,096 tokens" in result.stderr
