@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from bstar.physics.kv_cache import (
 from bstar.physics.kv_pages import attention_block_tokens, layer_pages
 from bstar.specs.attention import CacheEntry
 from bstar.specs.formats import KV_FORMATS
+from bstar.specs.model import ModelSpec
 from bstar.specs.parallel import ParallelSpec
 
 DATA = Path(__file__).parents[1] / "data"
@@ -80,11 +82,16 @@ def test_windows_stop_growing() -> None:
     assert longer - long == 2 * window * full
 
 
+@cache
+def growing_models() -> tuple[ModelSpec, ...]:
+    names = ("google/gemma-3-27b-it", "deepseek-ai/DeepSeek-V4-Flash", "Qwen/Qwen3.6-27B")
+    return tuple(resolve_model(name) for name in names)
+
+
 @given(st.integers(1, 300_000), st.integers(1, 300_000))
 def test_a_longer_context_never_takes_less(a: int, b: int) -> None:
     low, high = sorted((a, b))
-    for name in ("google/gemma-3-27b-it", "deepseek-ai/DeepSeek-V4-Flash", "Qwen/Qwen3.6-27B"):
-        model = resolve_model(name)
+    for model in growing_models():
         assert kv_bytes_per_sequence(model, BF16, low) <= kv_bytes_per_sequence(model, BF16, high)
 
 
