@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -134,6 +136,43 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="cannot be reached"):
         resolve_model("no-such-org/no-such-model-xyz")
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """A hub with one model: org/new-model has a config.json, org/gated does not let anyone in."""
+
+    def do_GET(self) -> None:
+        found = {"/org/new-model/resolve/main/config.json": (200, json.dumps(LLAMA).encode()),
+                 "/org/text/resolve/main/config.json": (200, b"<html>"),
+                 "/org/gated/resolve/main/config.json": (401, b"")}  # fmt: skip
+        code, body = found.get(self.path, (404, b""))
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+def test_a_hub_id_is_fetched_where_the_network_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HTTPServer(("127.0.0.1", 0), _Hub)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        model = resolve_model("org/new-model")
+        assert (model.num_layers, model.name) == (32, "org/new-model")
+        assert model.source.endswith("/org/new-model/resolve/main/config.json")
+        for name, word in (("org/gated", "gated"), ("org/none", "404"), ("org/text", "not JSON")):
+            with pytest.raises(ConfigError, match=word):
+                resolve_model(name)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_sizes_by_hand_replace_and_describe(tmp_path: Path) -> None:

@@ -168,14 +168,15 @@ def _compare(series: list[tuple[CurveSeries, dict[str, Any]]]) -> None:
         batch = float(setting["value"] or 1) * extra["deployment"]["attention_dp"]
         floor_s, expected_s = (float(np.interp(batch, s.batch, t)) for t in (s.step_floor_s, s.step_expected_s))
         marks = [_whole(s.landmarks.get(name)) for name in ("b_star", "b_gemm", "b_compute", "b_mem", "b_slo")]
-        rows.append((s.model, s.device, f"{s.context_tokens:,}", *marks,
+        gpus = f"{extra['deployment']['num_gpus']} × {extra['deployment']['gpu']}"
+        rows.append((s.model, gpus, f"{s.context_tokens:,}", *marks,
                      _whole(setting["value"]), format_seconds(floor_s), format_seconds(expected_s),
                      f"{batch / expected_s:,.0f}"))
     columns = ("model", "GPUs", "context", "B*", "B_gemm", "B_c", "B_mem", "B_slo", "set", "floor", "expected", "tok/s")
     output.show(
         output.table(columns, rows, left=(0, 1), fold=(0, 1)),
-        output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. One model, "
-                    "GPU and context at a time shows the whole curve; --plot draws all.", style="dim"))
+        output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. One model, GPU "
+                    "and context at a time shows the whole curve; --plot draws all.", style="dim"))
 
 
 def _whole(value: float | None) -> str:
