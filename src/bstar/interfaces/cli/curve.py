@@ -175,8 +175,8 @@ def _compare(series: list[tuple[CurveSeries, dict[str, Any]]]) -> None:
     columns = ("model", "GPUs", "context", "B*", "B_gemm", "B_c", "B_mem", "B_slo", "set", "floor", "expected", "tok/s")
     output.show(
         output.table(columns, rows, left=(0, 1), fold=(0, 1)),
-        output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. One model, GPU "
-                    "and context at a time shows the whole curve; --plot draws all.", style="dim"))
+        output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. "
+                    "One model, GPU and context at a time shows the whole curve; --plot draws all.", style="dim"))
 
 
 def _whole(value: float | None) -> str:
