@@ -171,7 +171,9 @@ def _mixer_width(mixer: Mixer, tp: int) -> float:
 
 
 def non_torch_bytes(deployment: Deployment) -> int:
-    """Context, NCCL and all-reduce buffers of one rank."""
+    """Context, NCCL and all-reduce buffers of one rank; a CPU has none."""
+    if deployment.device.vendor == "cpu":
+        return 0
     settings, parallel = constants()["vllm"], deployment.parallel
     single = by_version(settings["non_torch"], deployment.engine.version_tuple)["single_gib"]
     buffers = settings["communication"]
@@ -189,7 +191,7 @@ def cuda_graph_bytes(deployment: Deployment) -> int:
     Graphs are captured per batch size; every layer of every graph holds kernel nodes and their parameters.
     """
     engine = deployment.engine
-    if engine.enforce_eager or engine.cudagraph_max_size < 1:
+    if engine.enforce_eager or engine.cudagraph_max_size < 1 or deployment.device.vendor == "cpu":
         return 0
     numbers = constants()["vllm"]["cuda_graphs"]
     layers = deployment.model.num_layers / deployment.parallel.pp
