@@ -198,16 +198,16 @@ def _moe_exchange(model: ModelSpec, group: LayerGroup, ffn: MoeFfn, rank: Rank) 
 
 def _with_vectors(works: list[Work], tensors: Iterable[WeightTensor], formats: WeightFormats, rank: Rank) -> list[Work]:
     """Add the bytes of norms and other vectors to the first operator of their role, biases of GEMMs to "norm"."""
-    bytes_by_role: dict[str, float] = {}
+    bytes_by_name: dict[str, float] = {}
     for t in tensors:
         if not t.matmul:
-            role = "norm" if t.role in ("qkv", "out", "mlp", "shared_experts") else t.role
-            bytes_by_role[role] = bytes_by_role.get(role, 0.0) + tensor_bytes(t, formats, rank.parallel)
+            name = "norm" if t.role in ("qkv", "out", "mlp", "shared_experts") else str(t.role)
+            bytes_by_name[name] = bytes_by_name.get(name, 0.0) + tensor_bytes(t, formats, rank.parallel)
     out = list(works)
-    for role, extra in bytes_by_role.items():
-        at = next((i for i, w in enumerate(out) if w.name == role), None)
+    for name, extra in bytes_by_name.items():
+        at = next((i for i, w in enumerate(out) if w.name == name), None)
         if at is None:
-            out.append(Work(name=role, kind="elementwise", weight_bytes=extra))
+            out.append(Work(name=name, kind="elementwise", weight_bytes=extra))
         else:
             out[at] = replace(out[at], weight_bytes=out[at].weight_bytes + extra)
     return out
