@@ -15,17 +15,7 @@ from bstar.errors import UnsupportedArchitectureError
 from bstar.physics.weights import parameter_counts
 
 # Entries whose mechanism the codec does not understand (yet); it says so instead of guessing.
-REFUSED = {
-    "hunyuan-a13b": "expert sizes as a list per layer",
-    "jais-2-8b": "model_type jais2",
-    "kimi-k3": "model_type kimi_k3",
-    "llama-3.3-nemotron-super-49b": "block_configs of nemotron-nas",
-    "minimax-m3": "model_type minimax_m3_vl",
-    "minimax-m3-nvfp4": "model_type minimax_m3_vl",
-    "solar-open-100b": "model_type solar_open",
-    "step-3": "model_type step3_vl",
-    "youtu-llm-2b": "model_type youtu",
-}
+REFUSED = {"kimi-k3": "model_type kimi_k3"}
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = all_entries()
