@@ -2,7 +2,8 @@
 
     VENV/bin/python tools/make_step_cost_oracle.py CONFIG_DIR OUT.json.gz [SEED]
 
-VENV holds vLLM 0.32 (`tools/setup_vllm.sh`). CONFIG_DIR holds `org--name_config.json` files. The answers are
+VENV holds vLLM 0.32 (`tools/setup_vllm.sh`). CONFIG_DIR holds `org--name_config.json` files; other models are read
+from the catalog (`src/bstar/catalog/models/data`). The answers are
 those of `vllm.v1.metrics.perf.ModelMetrics`, per GPU, by component.
 """
 
@@ -20,6 +21,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.v1.metrics.perf import ExecutionContext, ModelMetrics
 
+CATALOG = Path(__file__).parents[1] / "src" / "bstar" / "catalog" / "models" / "data"
 MODELS = {
     "meta-llama--Meta-Llama-3.1-8B": (1, 2, 8, 16),
     "meta-llama--Meta-Llama-3.1-70B": (1, 4, 8, 16),
@@ -32,14 +34,19 @@ MODELS = {
     "MiniMaxAI--MiniMax-M2.5": (1, 4, 8),
     "deepseek-ai--DeepSeek-R1": (1, 8, 16),
     "moonshotai--Kimi-K2.5": (1, 8),
+    "qwen2.5-72b": (1, 8, 16),
+    "mistral-7b-v0.1": (1, 2, 8, 16),
+    "gemma-2-9b": (1, 8, 16),
+    "command-r": (1, 4),
+    "llama-3.2-1b": (1, 16),
+    "mixtral-8x22b": (1, 8, 16),
+    "olmoe-1b-7b": (1, 2, 16),
 }
 
 
 def random_step(rng: random.Random) -> list[list[object]]:
     """A batch of decodes, prompts (some on a cached prefix) or both."""
-    rows: list[list[object]] = []
-    for _ in range(rng.choice([0, 1, 7, 64])):
-        rows.append([1, rng.randint(2, 20000), False])
+    rows: list[list[object]] = [[1, rng.randint(2, 20000), False] for _ in range(rng.choice([0, 1, 7, 64]))]
     for _ in range(rng.choice([0, 1, 3])):
         new = rng.randint(2, 4096)
         rows.append([new, new + rng.choice([0, rng.randint(1, 16000)]), True])
@@ -60,12 +67,20 @@ def metrics(folder: str, tp: int) -> ModelMetrics:
     return ModelMetrics(config)
 
 
+def read_config(name: str, config_dir: str) -> dict[str, object]:
+    """The config.json of `name`, from the folder or from the catalog."""
+    path = Path(config_dir) / f"{name}_config.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    return json.loads((CATALOG / f"{name}.json").read_text())["config"]
+
+
 def main(config_dir: str, out: str, seed: int = 2) -> None:
     rng = random.Random(seed)
     cases = []
     for name, degrees in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
-            config = json.loads((Path(config_dir) / f"{name}_config.json").read_text())
+            config = read_config(name, config_dir)
             config.pop("auto_map", None)
             (Path(folder) / "config.json").write_text(json.dumps(config))
             for tp in degrees:

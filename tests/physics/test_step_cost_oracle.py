@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bstar.catalog.models import get_entry
 from bstar.codec.hf_config import model_from_config
 from bstar.physics.batch import BatchShape
 from bstar.physics.operators import CompiledStep, compiled_step
@@ -54,8 +55,12 @@ BYTES = {
 
 
 def load(config: str) -> ModelSpec:
-    raw = json.loads((DATA / "model_configs" / f"{config}_config.json").read_text(encoding="utf-8"))
-    return model_from_config(raw, name=config)
+    path = DATA / "model_configs" / f"{config}_config.json"
+    if path.exists():
+        return model_from_config(json.loads(path.read_text(encoding="utf-8")), name=config)
+    entry = get_entry(config)
+    assert entry is not None, config
+    return model_from_config(entry.config, name=config)
 
 
 def vllm_values(step: CompiledStep, shape: BatchShape, ratio: float) -> np.ndarray[Any, Any]:
