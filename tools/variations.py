@@ -370,6 +370,11 @@ VARIATIONS: dict[str, list[Case]] = {
     "gemma4": [
         ("default", {}),
         ("vision", {"text_config": {"num_hidden_layers": 6}, "vision_config": {"num_hidden_layers": 2}}),
+        ("audio", {"text_config": {"num_hidden_layers": 6}, "vision_config": {"use_clipped_linears": True},
+                   "audio_config": {"num_hidden_layers": 3}}),
+        ("audio sizes", {"text_config": {"num_hidden_layers": 6}, "audio_config": {
+            "num_hidden_layers": 2, "hidden_size": 512, "subsampling_conv_channels": [64, 16], "output_proj_dims": 700,
+            "conv_kernel_size": 3, "num_attention_heads": 4}}),
         ("vision sizes", {"text_config": {"num_hidden_layers": 6, "hidden_size_per_layer_input": 0},
                           "vision_config": {"num_hidden_layers": 3, "hidden_size": 96, "intermediate_size": 250,
                                             "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 24,
@@ -437,6 +442,19 @@ VARIATIONS: dict[str, list[Case]] = {
                    "vision_config": {"width": 96, "layers": 3, "heads": 4, "image_size": 56, "patch_size": 14}}),
         ("flat", {"num_hidden_layers": 45, "hidden_size": 4096, "vocab_size": 128896}),
     ],
+    "llava": [
+        ("default", {}),
+        ("sizes", {"text_config": {"model_type": "qwen2", **_QWEN_TEXT}, "vision_config": _SIGLIP,
+                   "multimodal_projector_bias": False}),
+        ("clip", {"text_config": {"model_type": "mistral", **_QWEN_TEXT}, "vision_feature_layer": [-2, -1],
+                  "vision_config": {"model_type": "clip_vision_model", "hidden_size": 96, "intermediate_size": 250,
+                                    "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 56,
+                                    "patch_size": 14}}),
+    ],
+    "llava_next": [("default", {}), ("sizes", {"text_config": {"model_type": "llama", **_QWEN_TEXT}})],
+    "lfm2_vl": [("default", {}), ("sizes", {"text_config": {**_SMALL, "num_attention_heads": 12, "model_type": "lfm2",
+                                                            "num_key_value_heads": 4, "intermediate_size": 900},
+                                            "projector_hidden_size": 500, "projector_bias": False})],
     "internvl": [
         ("default", {}),
         ("sizes", {"text_config": {"model_type": "qwen3", **_QWEN_TEXT}, "vision_config": {

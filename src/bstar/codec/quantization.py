@@ -103,6 +103,9 @@ def quantization_of(
     if config is None:
         return Quantization()
     method = _method(config)
+    inner = config.get("quantization")
+    if isinstance(inner, Mapping):  # ModelOpt's file, pasted into config.json
+        config = {**config, **inner}
     found = _METHODS[method](config, base)
     if found.kv_cache_dtype is None:
         found.kv_cache_dtype = _kv_cache_dtype(config) or (_kv_cache_dtype(beside) if beside else None)
@@ -214,9 +217,6 @@ def _fp8(config: Mapping[str, Any], base: TensorFormat) -> Quantization:
 
 
 def _modelopt(config: Mapping[str, Any], base: TensorFormat) -> Quantization:
-    inner = config.get("quantization")
-    if isinstance(inner, Mapping):
-        config = {**config, **inner}
     ignored = Patterns(_listed(config, "exclude_modules", "ignore", "exclude"), where="ignore")
     named = _quantized_layers(config)
     algorithm = config.get("quant_algo")

@@ -89,6 +89,8 @@ class ModelSpec:
     converted_from   the checkpoint's own weight dtype where `weight_dtype` is not what it stores (the
                      engine has to quantize while loading, or another checkpoint is needed), else None
     source           where the description came from (catalog file, path)
+    engine_context_tokens  the engine's default max_model_len where it is not max_context_tokens (LongRoPE: the
+                     original length)
     counted_tied     whether `parameters.total` counts the head as the embedding, where transformers' class
                      and the engine disagree about it; None: as `tied`
     """
@@ -115,6 +117,7 @@ class ModelSpec:
     source: str = ""
     notes: tuple[str, ...] = field(default=())
     counted_tied: bool | None = None
+    engine_context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),

@@ -20,8 +20,9 @@ from bstar.codec.hf_config.grouping import dominant_format, grouped
 from bstar.codec.hf_config.mtp import mtp_block, mtp_layer_count
 from bstar.codec.hf_config.multimodal import TEXT_KEYS, WRAPPERS, Wrapper
 from bstar.codec.hf_config.older import CLASS_OF
-from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader
+from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, class_defaults
 from bstar.codec.hf_config.signals import unread_signals
+from bstar.codec.hf_config.vision import gemma4_audio
 from bstar.codec.quantization import quantization_of
 from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
 from bstar.specs.formats import BF16, FP16, TensorFormat
@@ -75,7 +76,7 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     if counted_tied is not None and counted_tied != decoder.tied:
         notes.append(f"parameters.total counts the head as {'the embedding' if counted_tied else 'its own'}, as "
                      "transformers does by the class's default; the engine goes by text_config")
-    context = decoder.context
+    context, engine_context = _contexts(text, decoder.context)
     if wrapper is not None and not text_raw and top.has("max_position_embeddings"):
         context = top.size("max_position_embeddings", high=MAX_CONTEXT)
         notes.append("text_config is missing: the class's defaults describe the text model, as transformers does")
@@ -83,7 +84,9 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     base = FP16 if dtype == "fp16" else BF16
     quantization = quantization_of(raw, text_raw, hf_quant_config, base=base)
     blocks = list(decoder.blocks)
-    blocks += _tower(top, wrapper, decoder.hidden_size, base, notes) if wrapper else []
+    if wrapper is not None:
+        blocks += _tower(top, wrapper, decoder.hidden_size, base, notes)
+        blocks += _audio(top, wrapper, decoder.hidden_size, base, notes)
     layers, outer = grouped(decoder, quantization, base)
     main_format = dominant_format(layers, decoder.hidden_size)
     extra = mtp_block(text, top, decoder, main_format)
@@ -91,7 +94,8 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
         blocks.append(extra)
     return ModelSpec(
         name=name, architecture=_architecture(raw, model_type), hidden_size=decoder.hidden_size,
-        vocab_size=decoder.vocab_size, max_context_tokens=context, layers=layers, embedding=decoder.embedding,
+        vocab_size=decoder.vocab_size, max_context_tokens=context, engine_context_tokens=engine_context,
+        layers=layers, embedding=decoder.embedding,
         lm_head=decoder.lm_head, tied=decoder.tied, head_tensors=decoder.head_tensors, blocks=tuple(blocks),
         outer_formats=outer, dtype=dtype, kv_cache_dtype=quantization.kv_cache_dtype or decoder.kv_cache_dtype,
         weight_dtype=main_format.name, num_mtp_layers=mtp_layer_count(text, top),
@@ -156,11 +160,48 @@ def _tower(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes
         if raw is not None:
             notes.append("vision_config is not understood: the tower's weights are not counted")
         return []
-    reader = Reader(raw or {}, wrapper.vision_type, path="vision_config.", class_of=wrapper.vision_type,
+    given = raw.get("model_type") if raw is not None else None
+    # LLaVA-like wrappers take any tower: the defaults are those of the class that the config names.
+    named = given if isinstance(given, str) and class_defaults(given) else wrapper.vision_type
+    reader = Reader(raw or {}, named, path="vision_config.",
                     defaults=dict(wrapper.tower_defaults) if raw is None else None)
     parameters = wrapper.tower(reader, top, hidden)
     return [ExtraBlock(name="vision tower", role="vision", parameters=parameters, format=base,
                        in_total=wrapper.counted)]
+
+
+def _audio(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes: list[str]) -> list[ExtraBlock]:
+    raw = top.child("audio_config")
+    if raw is None:
+        return []
+    if not wrapper.audio_type:
+        notes.append("audio_config is not understood: the audio tower's weights are not counted")
+        return []
+    reader = Reader(raw, wrapper.audio_type, path="audio_config.")
+    return [ExtraBlock(name="audio tower", role="vision", parameters=gemma4_audio(reader, hidden), format=base,
+                       in_total=wrapper.counted)]
+
+
+# RoPE kinds whose max_position_embeddings already is the extended length (vLLM 0.32, config/model.py).
+_EXTENDED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope",
+             "proportional")
+
+
+def _contexts(text: Reader, positions: int) -> tuple[int, int | None]:
+    """(the longest context, the engine's default for max_model_len where it is another)."""
+    rope = text.raw.get("rope_scaling") or text.raw.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return positions, None
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    factor = rope.get("factor")
+    if kind == "longrope" or kind == "su":
+        original = text.optional_size("original_max_position_embeddings", high=MAX_CONTEXT)
+        return positions, original if original is not None and original < positions else None
+    if not isinstance(kind, str) or kind in _EXTENDED or factor is None or text.model_type.startswith("gemma3"):
+        return positions, None
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor <= 4096:
+        raise text.fail("rope_scaling.factor", "must be a number of 1 to 4096")
+    return int(positions * factor), None
 
 
 _DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "bf16",

@@ -25,8 +25,7 @@ class Layer:
 class Decoder:
     """The text model of a config, before quantization.
 
-    module_prefix   checkpoint names of the layers ("layers", "transformer.h"): quantization patterns
-                    are matched against "<prefix>.<index>.<tensor>"
+    mtp_layer   what a prediction layer is made of, where it is not the last layer's mechanisms
     """
 
     hidden_size: int
@@ -38,7 +37,7 @@ class Decoder:
     tied: bool
     context: int
     blocks: tuple[ExtraBlock, ...] = ()
-    mtp_layers: int = 0
+    mtp_layer: Layer | None = None
     multimodal: bool = False
     kv_cache_dtype: str | None = None
     notes: tuple[str, ...] = field(default=())

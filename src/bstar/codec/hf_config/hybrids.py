@@ -140,6 +140,10 @@ def deepseek_v4(r: Reader) -> Decoder:
     built.head_tensors += (
         WeightTensor(name="hc_head.hc_fn", role="other", rows=streams, columns=streams * h),
         vector("hc_head.hc_base", "other", streams), vector("hc_head.hc_scale", "other", 1))
+    kinds = r.numbers("compress_ratios") or []
+    last = built.layers[-1]
+    if len(kinds) > len(built.layers) and isinstance(last.mixer, CompressedAttention) and not kinds[len(built.layers)]:
+        built.mtp_layer = replace(last, mixer=replace(last.mixer, compress_ratio=0, overlap=False, indexer=None))
     # vLLM 0.32 keeps V4's cache in its packed fp8 layout unless it is told bfloat16.
     built.kv_cache_dtype = "fp8"
     return built
@@ -442,7 +446,8 @@ def _per_layer_inputs(r: Reader, h: int, n: int) -> tuple[tuple[WeightTensor, ..
         WeightTensor(name="per_layer_input_gate", role="mlp", rows=width, columns=h),
         WeightTensor(name="per_layer_projection", role="mlp", rows=h, columns=width),
         vector("post_per_layer_input_norm", "norm", h))
-    tables = (WeightTensor(name="embed_tokens_per_layer", role="embedding", rows=rows, columns=n * width, matmul=False),)
+    tables = (WeightTensor(name="embed_tokens_per_layer", role="embedding", rows=rows, columns=n * width,
+                           matmul=False),)
     outside = (
         WeightTensor(name="per_layer_model_projection", role="other", rows=n * width, columns=h),
         vector("per_layer_projection_norm", "norm", width))
@@ -535,10 +540,9 @@ def gemma4(r: Reader) -> Decoder:
         double = 2 * width if reader.flag("use_double_wide_mlp") else width
         if not reader.flag("enable_moe_block"):
             return [DenseFfn(width=double if i >= first else width) for i in range(count)]
-        routed = [experts_ffn(reader, count=reader.size("num_experts", high=MAX_EXPERTS), top_k=reader.size(
+        return [experts_ffn(reader, count=reader.size("num_experts", high=MAX_EXPERTS), top_k=reader.size(
             "top_k_experts", "num_experts_per_tok"), width=reader.size("moe_intermediate_size"),
             parallel_dense_width=double if i >= first else width) for i in range(count)]
-        return routed
 
     built = decoder(r, mixers=mixers, ffns=ffns, norms=FOUR_NORMS)
     extra = per_layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bstar.codec.hf_config.decoder import Decoder
+from bstar.codec.hf_config.decoder import Decoder, Layer
 from bstar.codec.hf_config.reader import Reader
 from bstar.specs.formats import TensorFormat
 from bstar.specs.model import ExtraBlock
@@ -26,14 +26,16 @@ def mtp_block(text: Reader, top: Reader, decoder: Decoder, fmt: TensorFormat) ->
     if not count:
         return None
     h = decoder.hidden_size
-    layers = _layers(text, decoder)
+    layers = _layers(decoder)
     one = sum(t.parameters for layer in layers for t in layer.mixer.tensors(h) + layer.ffn.tensors(h) + layer.extra)
     return ExtraBlock(name="mtp", role="mtp", parameters=count * (one + 2 * h * h + 3 * h), format=fmt,
                       in_total=False, loaded=False)
 
 
-def _layers(text: Reader, decoder: Decoder) -> list:  # type: ignore[type-arg]
+def _layers(decoder: Decoder) -> list[Layer]:
     """The layers that make up one prediction step."""
+    if decoder.mtp_layer is not None:
+        return [decoder.mtp_layer]
     attention = [x for x in decoder.layers if x.mixer.kind in ("gqa", "mla", "compressed")]
     if any(x.ffn.kind == "none" for x in decoder.layers):
         sparse = [x for x in decoder.layers if x.ffn.kind == "moe"] or [

@@ -17,6 +17,7 @@ class Wrapper:
     text_type    model type of the text config where it names none
     vision_type  class of the vision config (its defaults); "" where there is no tower
     tower        parameters of tower and projector together
+    audio_type   class of the audio config, where an audio tower stands beside (only if audio_config is given)
     counted      whether transformers' AutoModelForCausalLM / ImageTextToText builds the tower: then
                  `parameters.total` has it. False: the causal model is the text model alone
     optional     no vision_config means no tower (otherwise: the class's default tower)
@@ -27,11 +28,15 @@ class Wrapper:
     text_type: str
     vision_type: str = ""
     tower: Tower | None = None
+    audio_type: str = ""
     counted: bool = True
     optional: bool = False
     text_required: bool = False
     tower_defaults: tuple[tuple[str, int], ...] = ()
 
+
+_CLIP_336 = (("intermediate_size", 4096), ("hidden_size", 1024), ("patch_size", 14), ("image_size", 336),
+             ("num_hidden_layers", 24), ("num_attention_heads", 16))
 
 WRAPPERS: dict[str, Wrapper] = {
     "llama4": Wrapper(text_type="llama4_text", vision_type="llama4_vision_model", tower=vision.llama4, counted=False),
@@ -40,7 +45,8 @@ WRAPPERS: dict[str, Wrapper] = {
     "mistral3": Wrapper(text_type="mistral", vision_type="pixtral", tower=vision.mistral3,
                         text_required=True, tower_defaults=(("patch_size", 14),)),
     "gemma3": Wrapper(text_type="gemma3_text", vision_type="siglip_vision_model", tower=vision.gemma3),
-    "gemma4": Wrapper(text_type="gemma4_text", vision_type="gemma4_vision", tower=vision.gemma4, optional=True),
+    "gemma4": Wrapper(text_type="gemma4_text", vision_type="gemma4_vision", tower=vision.gemma4, optional=True,
+                      audio_type="gemma4_audio"),
     "qwen2_vl": Wrapper(text_type="qwen2_vl_text", vision_type="qwen2_vl_vision", tower=vision.qwen2_vl),
     "qwen2_5_vl": Wrapper(text_type="qwen2_5_vl_text", vision_type="qwen2_5_vl_vision", tower=vision.qwen2_5_vl),
     "qwen3_vl": Wrapper(text_type="qwen3_vl_text", vision_type="qwen3_vl_vision", tower=vision.qwen3_vl),
@@ -62,5 +68,10 @@ WRAPPERS: dict[str, Wrapper] = {
                                               ("num_hidden_layers", 27), ("num_attention_heads", 12))),
     "exaone4_5": Wrapper(text_type="exaone4", vision_type="exaone4_5_vision", tower=vision.exaone4_5),
     "step3_vl": Wrapper(text_type="step3_text"),
+    "llava": Wrapper(text_type="llama", vision_type="clip_vision_model", tower=vision.llava,
+                     tower_defaults=_CLIP_336),
+    "llava_next": Wrapper(text_type="llama", vision_type="clip_vision_model", tower=vision.llava_next,
+                          tower_defaults=_CLIP_336),
+    "lfm2_vl": Wrapper(text_type="lfm2", vision_type="siglip2_vision_model", tower=vision.lfm2_vl),
     "internvl": Wrapper(text_type="qwen2", vision_type="internvl_vision", tower=vision.internvl),
 }

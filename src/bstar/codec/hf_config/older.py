@@ -184,8 +184,8 @@ def bailing_moe(r: Reader) -> Decoder:
     def ffns(reader: Reader, n: int) -> Sequence[Ffn]:
         return [replace(f, shared_width=total) if isinstance(f, MoeFfn) else f for f in experts(reader, n)]
 
-    return decoder(r, mixers=gqa(qkv_bias="use_qkv_bias", out_bias="use_bias", qk_norm="head", qk_norm_if="use_qk_norm"),
-                   ffns=ffns)
+    attention = gqa(qkv_bias="use_qkv_bias", out_bias="use_bias", qk_norm="head", qk_norm_if="use_qk_norm")
+    return decoder(r, mixers=attention, ffns=ffns)
 
 
 def chatglm(r: Reader) -> Decoder:

@@ -275,7 +275,10 @@ def step3p5(r: Reader) -> Decoder:
             raise reader.fail("moe_layers_enum", "must be layer numbers separated by commas") from None
         return [i in positions for i in range(n)]
 
-    return decoder(r, mixers=mixers, ffns=moe(sparse=sparse, shared_width=("share_expert_dim",)))
+    built = decoder(r, mixers=mixers, ffns=moe(sparse=sparse, shared_width=("share_expert_dim",)))
+    # The prediction layers lie beyond the sparse ones: dense FFNs.
+    built.mtp_layer = replace(built.layers[-1], ffn=DenseFfn(width=r.size("intermediate_size")))
+    return built
 
 
 def _trimmed(r: Reader, key: str, n: int, mtp: int) -> list[str] | None:

@@ -136,6 +136,66 @@ def gemma4(r: Reader, top: Reader, text_hidden: int) -> int:
             + h * text_hidden)
 
 
+def gemma4_audio(r: Reader, text_hidden: int) -> int:
+    """Gemma 4's audio tower: two strided convolutions, Conformer layers, an output projection, a projector."""
+    h, kernel = r.size("hidden_size"), r.size("conv_kernel_size")
+    channels = r.numbers("subsampling_conv_channels", length=2, low=1) or [128, 32]
+    one, two = channels
+    # The first projection takes channels of both convolutions (as the class derives it).
+    front = 9 * one + one + 9 * one * two + two + one // 4 * two * h
+    ffn = 2 * h * 4 * h + 2 * h
+    attention = 5 * h * h + h // r.size("num_attention_heads")
+    convolution = 2 * h * h + h * h + kernel * h + 2 * h
+    out = r.size("output_proj_dims")
+    return (front + _depth(r, "num_hidden_layers") * (2 * ffn + attention + convolution + 3 * h)
+            + linear(h, out) + out * text_hidden)
+
+
+# -- CLIP and SigLIP with plain projectors ---------------------------------------------------------
+
+
+def clip(r: Reader) -> int:
+    """A CLIP tower: a class token, learned positions, norms before and after."""
+    h = r.size("hidden_size")
+    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2 + 1
+    patch = r.size("num_channels") * square(r, "patch_size") * h
+    return patch + h + positions * h + 4 * h + _depth(r, "num_hidden_layers") * _block(h, r.size("intermediate_size"))
+
+
+def _any_tower(r: Reader) -> tuple[int, int]:
+    """(parameters, width) of the tower that a LLaVA-like vision_config names."""
+    kind = r.text("model_type", default="clip_vision_model")
+    if kind == "clip_vision_model":
+        return clip(r), r.size("hidden_size")
+    if kind == "siglip_vision_model":
+        return siglip(r), r.size("hidden_size")
+    if kind == "pixtral":
+        return pixtral(r), r.size("hidden_size")
+    raise r.fail("model_type", f"is {kind[:40]!r}; known are clip_vision_model, siglip_vision_model, pixtral")
+
+
+def llava(r: Reader, top: Reader, text_hidden: int) -> int:
+    """LLaVA: any tower, a two-layer projector (over several layers' features where they are listed)."""
+    parameters, width = _any_tower(r)
+    layers = top.find("vision_feature_layer")
+    inputs = width * (len(layers) if isinstance(layers, list) and layers else 1)
+    bias = top.flag("multimodal_projector_bias", default=True)
+    return parameters + linear(inputs, text_hidden, bias) + linear(text_hidden, text_hidden, bias)
+
+
+def llava_next(r: Reader, top: Reader, text_hidden: int) -> int:
+    """LLaVA-NeXT, LLaVA-OneVision: and a learned newline."""
+    return llava(r, top, text_hidden) + text_hidden
+
+
+def lfm2_vl(r: Reader, top: Reader, text_hidden: int) -> int:
+    """LFM2-VL: SigLIP 2 (patches given flat), pixel unshuffle, a two-layer projector behind a norm."""
+    merged = r.size("hidden_size") * top.size("downsample_factor", default=2) ** 2
+    width, bias = top.size("projector_hidden_size", default=2560), top.flag("projector_bias", default=True)
+    norm = 2 * merged if top.flag("projector_use_layernorm", default=True) else 0
+    return siglip(r, flat_patches=True) + norm + linear(merged, width, bias) + linear(width, text_hidden, bias)
+
+
 # -- Pixtral ---------------------------------------------------------------------------------------
 
 
