@@ -17,6 +17,7 @@ def test_the_command_line_reference_is_fresh() -> None:
     assert done.returncode == 0, "docs/cli.md is old: python tools/make_cli_reference.py"
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="real vLLM is not installed")
 def test_the_flag_table_is_the_engines_parser() -> None:

@@ -85,7 +85,7 @@ def test_exit_codes() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
 def test_a_closed_pipe_is_quiet() -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*BSTAR, "catalog", "models"], env=ENV, **pipes) as job:
+    with subprocess.Popen([*BSTAR, "catalog", "devices"], env=ENV, **pipes) as job:
         assert job.stdout is not None
         assert job.stderr is not None
         job.stdout.close()

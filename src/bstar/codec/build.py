@@ -19,7 +19,7 @@ from bstar.specs.model import ModelSpec, WeightFormats
 from bstar.specs.parallel import ParallelSpec
 
 if TYPE_CHECKING:
-    from bstar.catalog.engines import EngineDefaults
+    from bstar.catalog.engines import AttentionKind, EngineDefaults
     from bstar.specs.device import DeviceSpec
 
 
@@ -59,6 +59,7 @@ def build_deployment(
     num_speculative_tokens: int = 0,
     estimate_cudagraph_memory: bool | None = None,
     performance_mode: str | None = None,
+    strict_version: bool = True,
     unmodelled: Sequence[str] = (),
 ) -> Deployment:
     """One replica of `engine` ("vllm", "sglang@0.5.3", …) serving `model` on `gpu`.
@@ -67,6 +68,7 @@ def build_deployment(
     ep                      expert-parallel ranks; None: tp · attention_dp with `enable_expert_parallel`, else 1
     dp                      with vLLM and a MoE model this is attention_dp: the engine shares the experts
     dtype                   of unquantized tensors and of the cache: bf16, fp16, fp32
+    strict_version          False: an engine version that is none, or too old, gets the nearest known defaults
     max_model_len           tokens; None the model's longest, -1 that too (the caller fits it to the memory)
     gpu_memory_bytes, …     replace the catalog's figure of the device
     Raises SpecError, NotInCatalogError or ConfigError, each naming the flag and the remedy.
@@ -85,16 +87,21 @@ def build_deployment(
         get_device(gpu) if isinstance(gpu, str) else gpu, memory_bytes=gpu_memory_bytes,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s, price_usd_per_hour=price_usd_per_hour)
     name, _, version = engine.partition("@")
-    defaults = engine_defaults(name, version.removeprefix("v") or None, device, world_size=max(1, tp * pp))
+    kind = _attention_kind(spec)
+    defaults = engine_defaults(
+        name, version or None, device, world_size=max(1, tp * pp), attention_dp=max(1, attention_dp),
+        mla=kind in ("mla", "sparse-mla"), strict=strict_version)
     parallel = _parallel(spec, defaults.engine, tp=tp, pp=pp, dp=dp, attention_dp=attention_dp, ep=ep, dcp=dcp,
                          enable_expert_parallel=enable_expert_parallel)
     length = _max_model_len(spec, max_model_len)
-    chunked = defaults.enable_chunked_prefill if enable_chunked_prefill is None else enable_chunked_prefill
+    chunked = defaults.chunked_prefill(length) if enable_chunked_prefill is None else enable_chunked_prefill
     seqs, budget = _batch_limits(
         defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
         factor=2 if performance_mode == "throughput" else 1)
     kv_name = kv_cache_dtype or "auto"
-    kv_format(kv_name, model_dtype=spec.dtype)
+    cache = kv_format(
+        spec.kv_cache_dtype if kv_name == "auto" and spec.kv_cache_dtype is not None else kv_name,
+        model_dtype=spec.dtype)
     settings = EngineSettings(
         name=defaults.engine,  # type: ignore[arg-type]
         version=defaults.version,
@@ -103,9 +110,13 @@ def build_deployment(
         max_model_len=length,
         gpu_memory_utilization=(
             defaults.gpu_memory_utilization if gpu_memory_utilization is None else gpu_memory_utilization),
-        block_size=block_size if block_size is not None else _block_size(spec, defaults),
+        block_size=(
+            block_size if block_size is not None
+            else _block_size(spec, defaults, kind, quantized_cache=cache.bits < 16)),
         kv_cache_dtype=kv_name,
-        enable_prefix_caching=_prefix_caching(spec, defaults, enable_prefix_caching),
+        enable_prefix_caching=(
+            defaults.prefix_caching(hybrid=_has_state(spec)) if enable_prefix_caching is None
+            else enable_prefix_caching),
         enable_chunked_prefill=chunked,
         async_scheduling=defaults.async_scheduling if async_scheduling is None else async_scheduling,
         enforce_eager=enforce_eager,
@@ -183,9 +194,10 @@ def _batch_limits(
     seqs = max_num_seqs if max_num_seqs is not None else defaults.max_num_seqs * factor
     if max_num_batched_tokens is None:
         budget = defaults.max_num_batched_tokens * factor
-        if not chunked:
+        if not chunked and defaults.engine == "vllm":
             budget = max(budget, max_model_len)
-        budget = min(budget, max(1, seqs) * max_model_len)
+        if defaults.engine == "vllm":
+            budget = min(budget, max(1, seqs) * max_model_len)
     else:
         budget = max_num_batched_tokens
     if max_num_seqs is None:
@@ -204,7 +216,7 @@ def _has_state(model: ModelSpec) -> bool:
     return any(e.kind == "state" for g in model.layers for e in g.mixer.cache())
 
 
-def _attention_kind(model: ModelSpec) -> Literal["gqa", "mla", "sparse-mla", "compressed"]:
+def _attention_kind(model: ModelSpec) -> AttentionKind:
     """The kind that decides the engine's default KV block size."""
     entries = [e for g in model.layers for e in g.mixer.cache()]
     if any(e.tokens_per_entry > 1 for e in entries):
@@ -214,15 +226,13 @@ def _attention_kind(model: ModelSpec) -> Literal["gqa", "mla", "sparse-mla", "co
     return "mla" if any(e.kind == "latent" for e in entries) else "gqa"
 
 
-def _block_size(model: ModelSpec, defaults: EngineDefaults) -> int | None:
+def _block_size(
+    model: ModelSpec, defaults: EngineDefaults, kind: AttentionKind, *, quantized_cache: bool
+) -> int | None:
     # With state layers vLLM grows the attention block until its page is as large as a state.
-    return None if _has_state(model) and defaults.engine == "vllm" else defaults.kv_block_size(_attention_kind(model))
-
-
-def _prefix_caching(model: ModelSpec, defaults: EngineDefaults, asked: bool | None) -> bool:
-    if asked is not None:
-        return asked
-    return defaults.enable_prefix_caching and (defaults.hybrid_prefix_caching or not _has_state(model))
+    if _has_state(model) and defaults.engine == "vllm":
+        return None
+    return defaults.kv_block_size(kind, quantized_cache=quantized_cache)
 
 
 def _cudagraph_max_size(

@@ -17,7 +17,8 @@ from typing import Any
 from bstar.errors import ConfigError
 from bstar.units import GIB
 
-MAX_CHARACTERS = 64 << 20
+MAX_CHARACTERS = 16 << 20
+_LONGEST_LINE = 4000  # the configuration line of vLLM has about 3,000 characters; what counts is at its start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ def _sum(old: Any, new: Any) -> Any:
     return old + new
 
 
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
-_COUNT = r"([\d,]+)"
+_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+_COUNT = r"(\d[\d,]{0,17})"
 _TABLE: tuple[tuple[str, str, Callable[[str], float], Callable[[Any, Any], Any]], ...] = (
     # weights. 0.5-0.7: "Loading model weights took 14.9888 GB"; 0.8: "Model loading took 14.9889 GB and 28.7
     # seconds"; 0.9+: "… GiB and …"; 0.13+: "… GiB memory and …"; SGLang: "Load weight end. … mem usage=15.0 GB"
@@ -193,7 +194,7 @@ def parse_log(text: str) -> EngineLog:
 
 def _lines_of_last_start(text: str) -> Iterator[str]:
     """The lines from the last server start on (a log may hold several)."""
-    lines = _ANSI.sub("", text).splitlines()
+    lines = [line[:_LONGEST_LINE] for line in _ANSI.sub("", text).splitlines()]
     starts = [i for i, line in enumerate(lines) if "non-default args:" in line or "server_args=ServerArgs(" in line]
     yield from lines[starts[-1] if len(starts) > 1 else 0:]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bstar.codec import by_hand
+from bstar.codec.safe_json import shown
 from bstar.errors import ConfigError, NotInCatalogError, UnsupportedArchitectureError
 from bstar.specs.formats import TensorFormat, tensor_format
 from bstar.specs.model import ModelSpec
@@ -47,12 +48,18 @@ def with_weight_dtype(model: ModelSpec, weight_dtype: str) -> ModelSpec:
     block-scaled fp8 checkpoint asked for as fp8 stays block-scaled, its unquantized layers unquantized.
     """
     wanted = tensor_format(weight_dtype)
+    # "fp4" says a width: a checkpoint in any 4-bit float format (MXFP4, NVFP4) is one already.
+    if weight_dtype.strip().lower() == "fp4" and any(g.formats.default.name in _FP4 for g in model.layers):
+        return model
     if any(_same_kind(wanted, g.formats.default) for g in model.layers):
         return model
     changed = replace(model.with_weight_format(wanted), converted_from=model.converted_from or model.weight_dtype)
     if wanted.bits == 16 and wanted.name in ("bf16", "fp16"):
         changed = replace(changed, dtype=wanted.name)
     return changed
+
+
+_FP4 = frozenset({"nvfp4", "nvfp4_w4a16", "mxfp4", "mxfp4_w4a4"})
 
 
 def _same_kind(wanted: TensorFormat, found: TensorFormat) -> bool:
@@ -63,7 +70,7 @@ def _same_kind(wanted: TensorFormat, found: TensorFormat) -> bool:
 
 def _local_path(name: str) -> Path | None:
     """The path that `name` means, or None where it is a catalog name or Hub id."""
-    path = Path(name).expanduser()
+    path = _expanded(name)
     if name.startswith(("/", "./", "../", "~")) or name in (".", "..") or path.is_absolute():
         return path
     if name.lower().endswith((".json", ".gguf", ".safetensors")):
@@ -76,8 +83,16 @@ def _local_path(name: str) -> Path | None:
         if path.is_dir() and (path / "config.json").is_file() and not _in_catalog(name):
             return path
     except OSError as error:
-        raise ConfigError(f"model: {name[:80]!r} is neither a name nor a path ({error.strerror}); {_REMEDY}") from None
+        raise ConfigError(f"model: {shown(name)} is neither a name nor a path ({error.strerror}); {_REMEDY}") from None
     return None
+
+
+def _expanded(name: str) -> Path:
+    """The path with ~ replaced. Raises ConfigError where there is no such home."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"model: {shown(name)} names the home of an unknown user; give the whole path") from None
 
 
 def _in_catalog(name: str) -> bool:
@@ -90,7 +105,7 @@ def _from_path(path: Path, overrides: Mapping[str, int] | None) -> ModelSpec:
     try:
         is_folder = path.is_dir()
     except OSError as error:
-        raise ConfigError(f"model: {str(path)[:120]!r} cannot be read ({error.strerror})") from None
+        raise ConfigError(f"model: {shown(path)} cannot be read ({error.strerror})") from None
     if path.suffix.lower() == ".gguf":
         from bstar.codec.checkpoint import read_gguf
 
@@ -102,7 +117,7 @@ def _from_path(path: Path, overrides: Mapping[str, int] | None) -> ModelSpec:
         single = sorted(path.glob("*.gguf"))
         if single:
             return _from_path(single[0], overrides)
-        raise ConfigError(f"model: the folder {str(path)!r} has no config.json and no .gguf file; {_REMEDY}")
+        raise ConfigError(f"model: the folder {shown(path)} has no config.json and no .gguf file; {_REMEDY}")
     from bstar.codec.safe_json import read_json
 
     config = read_json(config_path, what="config.json")

@@ -6,6 +6,7 @@ default for the device and model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,19 @@ def _from_command(text: str) -> dict[str, Any]:
     if command.model is not None:
         keywords["model"] = command.model
     if command.unmodelled:
-        output.warn(f"not modelled: {', '.join(command.unmodelled)}")
+        output.warn(f"not modelled: {listed(command.unmodelled)}")
         keywords["unmodelled"] = command.unmodelled
     if command.unknown:
-        output.warn(f"not a flag of {command.engine}: {', '.join(command.unknown)}")
+        output.warn(f"not a flag of {command.engine}: {listed(command.unknown)}")
     return keywords
+
+
+def listed(flags: Sequence[str], *, most: int = 20) -> str:
+    """The first flags as one printable text, with a count of the rest."""
+    from bstar.codec.safe_json import shown
+
+    rest = f" and {len(flags) - most} more" if len(flags) > most else ""
+    return ", ".join(shown(f) if len(f) > 60 or not f.isprintable() else f for f in flags[:most]) + rest
 
 
 def note_engine(built: Deployment) -> None:

@@ -66,7 +66,7 @@ def read_log(path: Path) -> EngineLog:
 
     handle, _size = open_regular(path, what="log")
     with handle:
-        return parse_log(handle.read(MAX_CHARACTERS).decode("utf-8", errors="replace"))
+        return parse_log(handle.read(MAX_CHARACTERS // 4).decode("utf-8", errors="replace"))
 
 
 def _logged_deployment(model_name: str | None, options: dict[str, Any], logged: EngineLog) -> Deployment:

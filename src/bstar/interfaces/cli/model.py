@@ -172,7 +172,7 @@ def _mixer_text(mixer: Any) -> str:
         return f"{mixer.num_heads} heads, {mixer.num_kv_heads} KV × {width}{window}{shared}"
     if mixer.kind == "mla":
         index = f", top {mixer.indexer.top_k:,} by indexer" if mixer.indexer is not None else ""
-        return f"{mixer.num_heads} heads, latent {mixer.kv_lora_rank} + {mixer.qk_rope_head_dim} rope{index}"
+        return f"{mixer.num_heads} heads, latent {mixer.kv_lora_rank} + {mixer.qk_rope_head_dim}{index}"
     if mixer.kind == "gated_delta_net":
         return (f"{mixer.num_k_heads} K × {mixer.k_head_dim}, {mixer.num_v_heads} V × {mixer.v_head_dim}, "
                 f"conv {mixer.conv_kernel}")

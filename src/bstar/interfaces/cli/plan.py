@@ -8,6 +8,7 @@ import click
 
 from bstar.errors import SpecError, UnitError
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.deploy import listed
 from bstar.interfaces.cli.load import load_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import (
     BANDWIDTH,
@@ -128,7 +129,7 @@ def _engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
             keywords["model"] = parsed.model
         left = [f"{k} {v}" for k, v in parsed.settings.items() if k not in keywords]
         if left or parsed.unmodelled or parsed.unknown:
-            output.warn(f"left to the plan or not modelled: {', '.join([*left, *parsed.unmodelled, *parsed.unknown])}")
+            output.warn(f"left to the plan or not modelled: {listed([*left, *parsed.unmodelled, *parsed.unknown])}")
     keywords |= {key: value for key in _KEPT if (value := options.pop(key)) is not None}
     if keywords.get("max_model_len") == -1:
         keywords.pop("max_model_len")  # the plan takes the length that the load needs
