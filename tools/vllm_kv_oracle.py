@@ -2,6 +2,7 @@
 
     python tools/vllm_kv_oracle.py draw SEED COUNT CASES.json       draw random cases (no vLLM needed)
     python tools/vllm_kv_oracle.py answer CASES.json OUT.json       answer them with the vLLM that is importable
+    python tools/vllm_kv_oracle.py compressed OUT.json              DeepSeek-V4-Flash's packed caches (vLLM >= 0.30)
 
 Cases hold layers by what they cache; the answer drives vLLM's own classes and functions
 (vllm/v1/kv_cache_interface.py, vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups, get_kv_cache_configs, the
@@ -174,7 +175,63 @@ def _tokens(message: str, args: tuple[Any, ...]) -> int:
     return int(next(str(a) for a in args if str(a).replace(",", "").isdigit()).replace(",", ""))
 
 
+def compressed_specs(ratios: list[int], fp8: bool) -> dict[str, Any]:
+    """The caches of a DeepSeek V4 model, one entry each, as vllm/models/deepseek_v4 makes them."""
+    import torch
+    from vllm.v1 import kv_cache_interface as api
+
+    unit, dtype, name = (576, torch.uint8, "fp8_ds_mla") if fp8 else (512, torch.bfloat16, "auto")
+    packed = 584 if fp8 else None
+    one = {"num_kv_heads": 1, "max_tp_shards": 1, "alignment": unit}
+    latent = {**one, "head_size": 512, "dtype": dtype, "cache_dtype_str": name, "state_content_bytes": packed,
+              "model_version": "deepseek_v4"}
+    out: dict[str, Any] = {}
+    for i, ratio in enumerate(ratios):
+        p = f"model.layers.{i}."
+        out[p + "window"] = api.SlidingWindowMLASpec(block_size=64, sliding_window=128, **latent)
+        if ratio <= 1:
+            continue
+        overlap, block = (2, 4) if ratio == 4 else (1, 8)
+        pending = {**one, "block_size": block, "dtype": torch.float32, "sliding_window": overlap * ratio}
+        out[p + "latent"] = api.MLAAttentionSpec(block_size=256, tokens_per_state=ratio, **latent)
+        out[p + "pending"] = api.SlidingWindowMLASpec(head_size=2 * overlap * 512, **pending)
+        if ratio == 4:
+            out[p + "index"] = api.MLAAttentionSpec(
+                block_size=256, head_size=132, dtype=torch.uint8, tokens_per_state=ratio, **one)
+            out[p + "index_pending"] = api.SlidingWindowMLASpec(head_size=2 * overlap * 128, **pending)
+    return out
+
+
+def compressed_answers() -> list[dict[str, Any]]:
+    """Blocks and concurrency of DeepSeek-V4-Flash (43 layers) for some settings, with the layout its backend wants."""
+    import vllm.v1.core.kv_cache_utils as utils
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    ratios = [0, 0] + [4, 128] * 20 + [4]
+    settings = ((8192, 1 << 20, 140 * GIB), (2048, 1 << 18, 20 * GIB), (16384, 30000, 16 * GIB))
+    out = []
+    for fp8 in (True, False):
+        for budget, length, available in settings:
+            case = {"max_model_len": length, "max_num_batched_tokens": budget, "batches": 2, "pp": 1, "override": None}
+            config = _config(case, "none")
+            config.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout.BLHNC
+            answer_ = {**case, "fp8": fp8, "available": available}
+            try:
+                made = utils.get_kv_cache_configs(config, [compressed_specs(ratios, fp8)], [available])[0]
+                answer_ |= {
+                    "groups": sorted(len(g.layer_names) for g in made.kv_cache_groups), "num_blocks": made.num_blocks,
+                    "max_concurrency": utils.get_max_concurrency_for_kv_cache_config(config, made)}
+            except ValueError as error:
+                answer_["error"] = str(error)
+            out.append(answer_)
+    return out
+
+
 def main(argv: list[str]) -> None:
+    if argv[0] == "compressed":
+        sys.meta_path.append(_Mocks())
+        Path(argv[1]).write_text(json.dumps(compressed_answers(), indent=0), encoding="utf-8")
+        return
     if argv[0] == "draw":
         rng = random.Random(int(argv[1]))
         Path(argv[3]).write_text(json.dumps([draw_case(rng) for _ in range(int(argv[2]))]), encoding="utf-8")

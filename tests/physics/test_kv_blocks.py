@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bstar.codec.resolve import resolve_model
 from bstar.physics.kv_blocks import (
     RequestShape,
     block_groups,
@@ -19,7 +20,8 @@ from bstar.physics.kv_blocks import (
     kv_rules,
     longest_context,
 )
-from bstar.physics.kv_pages import Page
+from bstar.physics.kv_pages import Page, layer_pages
+from bstar.specs.formats import KV_FORMATS
 
 ORACLE = Path(__file__).parents[1] / "data" / "kv_oracle.json.gz"
 
@@ -103,3 +105,24 @@ def test_longest_context_is_the_largest_that_fits(room: int, dcp: int) -> None:
 
     assert longest == 0 or needed(longest) <= room
     assert longest == 1 << 20 or needed(longest + 1) > room
+
+
+def test_compressed_caches_are_packed_as_vllm_packs_them() -> None:
+    """DeepSeek-V4-Flash: window, compressed, index and pending caches of five page sizes side by side in one block."""
+    model = resolve_model("deepseek-ai/DeepSeek-V4-Flash")
+    rules = kv_rules(())
+    answers = json.loads((ORACLE.parent / "kv_compressed_oracle.json").read_text(encoding="utf-8"))
+    for answer in answers:
+        pages = layer_pages(model, KV_FORMATS["fp8" if answer["fp8"] else "bf16"], tp=1, block_tokens=256)
+        request = RequestShape(
+            max_model_len=answer["max_model_len"],
+            in_flight_tokens=answer["batches"] * answer["max_num_batched_tokens"])
+        groups = block_groups(pages, rules)
+        plan = block_plan(groups, [answer["available"]], request, rules, num_layers=model.num_layers)
+        if "error" in answer:
+            assert plan.blocks_per_request > plan.room_blocks
+            continue
+        assert sorted(len(g.pages) for g in groups) == answer["groups"]
+        assert plan.num_blocks == answer["num_blocks"]
+        assert plan.max_concurrency == pytest.approx(answer["max_concurrency"], rel=1e-12)
+    assert sum("error" not in a for a in answers) >= 4
