@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +41,20 @@ BOUNDS: Final[tuple[Bound, ...]] = ("weight_bandwidth", "kv_bandwidth", "compute
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepWork:
-    """What the operators of one step (or of m steps: a last axis more) do; activations hold reads and writes.
+    """Seconds that each resource needs, per operator, of one step (or of m steps: a last axis more).
 
-    For a collective `activations` is what a rank sends.
+    compute, activations, cache, weights   at the rates that the kernels reach (collectives: activations = link)
+    light_compute, light_memory            at peak and full bandwidth: weights and cache alone
+    fixed                                  launches and latencies
     """
 
-    flops: FloatArray
-    weights: FloatArray
+    compute: FloatArray
     activations: FloatArray
     cache: FloatArray
-    active: NDArray[np.bool_]
+    weights: FloatArray
+    light_compute: FloatArray
+    light_memory: FloatArray
+    fixed: FloatArray
     sequences: FloatArray
 
 
@@ -64,26 +68,37 @@ class OperatorTimes:
     cache_share: FloatArray
     engine: FloatArray
 
+    @property
+    def total_s(self) -> FloatArray:
+        """Seconds of whole steps."""
+        result: FloatArray = self.fixed.sum(axis=0) + self.body.sum(axis=0) + self.engine
+        return result
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepModel:
-    """Everything about a deployment that a step's time needs, one entry per operator."""
+    """Everything about a deployment that a step's time needs, one entry per operator.
+
+    rates      (5, operators, statistics): seconds per unit of each statistic of compute, activations, cache (at the
+               kernels' rates), compute and cache (at light speed); one product gives a step's resources
+    weights_s, light_weights_s   reading all weights; `routed` entries are scaled by the touched share of experts
+    """
 
     step: CompiledStep
-    peak: FloatArray
-    bandwidth: float
-    effective_peak: FloatArray
-    effective_bandwidth: FloatArray
+    rates: FloatArray
+    weights_s: FloatArray
+    light_weights_s: FloatArray
     fixed_s: FloatArray
     collective: NDArray[np.bool_]
     streaming: NDArray[np.int64]
     rounded: NDArray[np.int64]
-    local_reads: FloatArray
+    routed: NDArray[np.int64]
+    miss: FloatArray
+    row_index: NDArray[np.int64]
     smoothing: float
     per_step_s: float
     per_sequence_s: float
     pipeline_stages: int
-    attention_dp: int
     names: tuple[str, ...]
     name_matrix: FloatArray
     sequences_index: int
@@ -97,66 +112,65 @@ class StepModel:
         return result
 
     def work_of(self, values: FloatArray) -> StepWork:
-        """The work of one step with these statistics, per operator."""
-        s = self.step
-        return StepWork(
-            flops=s.flops @ values, weights=s.touched_weights(values[s.expert_tokens_index]),
-            activations=self.local_reads @ values, cache=s.kv_reads @ values, active=(s.rows @ values) > 0,
-            sequences=values[self.sequences_index],
-        )  # fmt: skip
+        """The work of steps with these statistics, (statistics,) or (statistics, m)."""
+        n = len(self.weights_s)
+        parts = (self.rates.reshape(5 * n, -1) @ values).reshape(5, n, *values.shape[1:])
+        tokens = values[self.step.expert_tokens_index]
+        return self._with_weights(parts, values[self.row_index] > 0, tokens, values[self.sequences_index])
 
     def decode_work(self, context: float, sequences: FloatArray | float) -> StepWork:
-        """The work of decode steps with `sequences` (a number or (m,)) in each stage: linear but for the experts.
+        """The work of decode steps with `sequences` (a number or (m,)) in each stage: linear but for the experts."""
+        one = self.step.decode_values(context)
+        n = len(self.weights_s)
+        parts = (self.rates.reshape(5 * n, -1) @ one).reshape(5, n)
+        active = one[self.row_index] > 0
+        many = np.ndim(sequences) > 0
+        scaled = np.multiply.outer(parts, sequences) if many else parts * sequences
+        return self._with_weights(
+            scaled, active[:, None] if many else active, sequences * one[self.step.expert_tokens_index],
+            sequences * one[self.sequences_index],
+        )  # fmt: skip
 
-        With an array the operators that a decode step does not run are zero rows of a (operators, m) table.
-        """
-        s = self.step
-        one = s.decode_values(context)
-        n = np.asarray(sequences, dtype=float)
-
-        def scaled(per_sequence: FloatArray) -> FloatArray:
-            result: FloatArray = per_sequence * n if n.ndim == 0 else np.multiply.outer(per_sequence, n)
-            return result
-
-        active = (s.rows @ one) > 0
+    def _with_weights(
+        self, parts: FloatArray, active: NDArray[np.bool_], expert_tokens: FloatArray, sequences: FloatArray
+    ) -> StepWork:
+        one = parts.ndim == 2
+        touched: FloatArray = active.astype(float)
+        if self.routed.size:
+            touched = np.broadcast_to(touched, parts.shape[1:]).copy()
+            miss = self.miss if one else self.miss[:, None]
+            touched[self.routed] *= 1.0 - miss**expert_tokens
         return StepWork(
-            flops=scaled(s.flops @ one), weights=s.touched_weights(n * one[s.expert_tokens_index]),
-            activations=scaled(self.local_reads @ one), cache=scaled(s.kv_reads @ one),
-            active=active if n.ndim == 0 else active[:, None], sequences=n * one[self.sequences_index],
+            compute=parts[0], activations=parts[1], cache=parts[2],
+            weights=_column(self.weights_s, one) * touched, light_compute=parts[3],
+            light_memory=parts[4] + _column(self.light_weights_s, one) * touched,
+            fixed=_column(self.fixed_s, one) * active, sequences=sequences,
         )  # fmt: skip
 
     def floor_s(self, work: StepWork) -> FloatArray:
         """Floor per operator: nothing but arithmetic at peak and weights and cache at full bandwidth."""
-        memory = (work.weights * work.active + work.cache) / self.bandwidth
-        time = np.maximum(work.flops / _like(self.peak, work.flops), memory)
-        result: FloatArray = time * _like(~self.collective, time)
+        result: FloatArray = np.maximum(work.light_compute, work.light_memory)
         return result
 
     def times(self, work: StepWork) -> OperatorTimes:
         """Expected seconds per operator, in parts."""
-        bytes_ = (work.weights + work.activations + work.cache) * work.active
-        memory = bytes_ / _like(self.effective_bandwidth, bytes_)
-        compute = work.flops / _like(self.effective_peak, bytes_)
-        cache_share = work.cache / np.maximum(bytes_, 1.0)
+        memory = work.weights + work.activations + work.cache
         body = memory.copy()
         rows = self.rounded
-        body[rows] = _smooth_max(compute[rows], memory[rows], self.smoothing)
+        body[rows] = _smooth_max(work.compute[rows], memory[rows], self.smoothing)
         # Decode attention streams the cache: every key costs the greater of its bytes and its arithmetic, so the
         # step stays affine in the context (the simulator sums many steps in closed form).
         rows = self.streaming
-        streamed = memory[rows] * cache_share[rows]
-        body[rows] += np.maximum(compute[rows] - streamed, 0.0)
+        body[rows] += np.maximum(work.compute[rows] - work.cache[rows], 0.0)
         return OperatorTimes(
-            fixed=_like(self.fixed_s, bytes_) * work.active, body=body, compute_bound=compute > memory,
-            cache_share=cache_share,
+            fixed=work.fixed, body=body, compute_bound=work.compute > memory,
+            cache_share=work.cache / np.maximum(memory, 1e-30),
             engine=self.per_step_s * self.pipeline_stages + self.per_sequence_s * work.sequences,
         )  # fmt: skip
 
     def expected_s(self, values: FloatArray) -> FloatArray:
         """Expected seconds of whole steps; `values` are their statistics, (statistics,) or (statistics, m)."""
-        times = self.times(self.work_of(values))
-        total: FloatArray = (times.fixed + times.body).sum(axis=0) + times.engine
-        return total
+        return self.times(self.work_of(values)).total_s
 
 
 def _smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
@@ -168,9 +182,9 @@ def _smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
     return result
 
 
-def _like(vector: NDArray[Any], shaped: NDArray[Any]) -> NDArray[Any]:
+def _column(vector: FloatArray, one: bool) -> FloatArray:
     """`vector` as a column where there are many steps at once."""
-    return vector if shaped.ndim == 1 else vector[:, None]
+    return vector if one else vector[:, None]
 
 
 _CACHE: OrderedDict[int, tuple[Deployment, StepModel]] = OrderedDict()
@@ -217,18 +231,26 @@ def _build(deployment: Deployment) -> StepModel:
         effective_bandwidth[i] = device.bandwidth_bytes_per_s * kernel.memory
         fixed[i] = step.launches[i] * kernel.t0_s * launch_share
     names = tuple(dict.fromkeys(w.name for w in step.works))
-    matrix = np.array([[float(w.name == name) for w in step.works] for name in names])
     collective = np.array([w.collective is not None for w in step.works])
+    moved = step.reads + np.where(collective[:, None], 0.0, step.writes)
+    local = np.where(collective, 0.0, 1.0)[:, None]
+    bandwidth = device.bandwidth_bytes_per_s
+    routed = np.flatnonzero(step.routed)
     return StepModel(
-        step=step, local_reads=step.reads + np.where(collective[:, None], 0.0, step.writes), peak=peak,
-        bandwidth=device.bandwidth_bytes_per_s, effective_peak=effective_peak,
-        effective_bandwidth=effective_bandwidth, fixed_s=fixed,
+        step=step, collective=collective, smoothing=kernels.smoothing, fixed_s=fixed, names=names, notes=tuple(notes),
+        rates=np.stack([
+            step.flops / effective_peak[:, None], moved / effective_bandwidth[:, None],
+            step.kv_reads / effective_bandwidth[:, None], step.flops / peak[:, None],
+            local * step.kv_reads / bandwidth,
+        ]),
+        weights_s=step.weight_bytes / effective_bandwidth, light_weights_s=step.weight_bytes / bandwidth,
         streaming=np.flatnonzero([w.kind == "attention_decode" for w in step.works]),
         rounded=np.flatnonzero([bool(w.flops) and w.kind != "attention_decode" for w in step.works]),
-        collective=collective, smoothing=kernels.smoothing,
+        routed=routed, miss=step.miss_base[routed], row_index=step.rows.argmax(axis=1),
         per_step_s=overhead.per_step_s, per_sequence_s=overhead.per_sequence_s,
-        pipeline_stages=deployment.parallel.pp, attention_dp=deployment.parallel.attention_dp, names=names,
-        name_matrix=matrix, sequences_index=step.statistics.index(count("sequences")), notes=tuple(notes),
+        pipeline_stages=deployment.parallel.pp,
+        name_matrix=np.array([[float(w.name == name) for w in step.works] for name in names]),
+        sequences_index=step.statistics.index(count("sequences")),
         provenance="assumed" if "assumed" in (kernels.provenance, overhead.provenance) else kernels.provenance,
     )  # fmt: skip
 

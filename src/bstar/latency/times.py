@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -20,24 +20,58 @@ from bstar.specs.device import Provenance
 _CURVE_BLOCK: Final = 512
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepDetail:
+    """Per operator, what a step's time is made of."""
+
+    model: StepModel
+    floor: FloatArray
+    times: OperatorTimes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of one step.
+    """Seconds of one step (or of several one after another).
 
     floor_s       the speed of light: no engine is faster
     expected_s    what an engine is expected to take
-    by_operator   (name, floor_s, expected_s); "engine" is the overhead beside the kernels
-    bound_by      what most of the expected time goes to; `shares` has the fractions
-    notes         dtypes that the device computes in another dtype
+    details       what both are made of, a step each; the properties below read it
     """
 
     floor_s: float
     expected_s: float
-    by_operator: tuple[tuple[str, float, float], ...]
-    bound_by: Bound
-    shares: Mapping[Bound, float]
-    notes: tuple[str, ...] = ()
-    provenance: Provenance = "assumed"
+    details: tuple[StepDetail, ...] = field(repr=False)
+
+    @property
+    def by_operator(self) -> tuple[tuple[str, float, float], ...]:
+        """(name, floor_s, expected_s); "engine" is the overhead beside the kernels."""
+        matrix, names = self.details[0].model.name_matrix, self.details[0].model.names
+        floor = np.sum([matrix @ d.floor for d in self.details], axis=0)
+        expected = np.sum([matrix @ (d.times.fixed + d.times.body) for d in self.details], axis=0)
+        engine = sum(float(d.times.engine) for d in self.details)
+        rows = zip(names, floor.tolist(), expected.tolist(), strict=True)
+        return (*rows, ("engine", 0.0, engine))
+
+    @property
+    def shares(self) -> Mapping[Bound, float]:
+        """Fractions of the expected time by what bounds it."""
+        seconds = np.sum([_by_bound(d.model, d.times) for d in self.details], axis=0)
+        return MappingProxyType(dict(zip(BOUNDS, (seconds / self.expected_s).tolist(), strict=True)))
+
+    @property
+    def bound_by(self) -> Bound:
+        """What most of the expected time goes to."""
+        return BOUNDS[int(np.sum([_by_bound(d.model, d.times) for d in self.details], axis=0).argmax())]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Dtypes that the device computes in another dtype."""
+        return self.details[0].model.notes
+
+    @property
+    def provenance(self) -> Provenance:
+        """The weakest provenance of the constants used."""
+        return self.details[0].model.provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +110,7 @@ def step_times_s(deployment: Deployment, shapes: Sequence[BatchShape]) -> tuple[
     model = step_model(deployment)
     work = model.work_of(np.stack([model.step.values(shape) for shape in shapes], axis=1))
     times = model.times(work)
-    return model.floor_s(work).sum(axis=0), (times.fixed + times.body).sum(axis=0) + times.engine
+    return model.floor_s(work).sum(axis=0), times.total_s
 
 
 def decode_step_time(deployment: Deployment, batch: float, context: float) -> StepTime:
@@ -103,7 +137,7 @@ def decode_curve(deployment: Deployment, batches: NDArray[np.float64], context: 
         work = model.decode_work(context, model.microbatch(batch[part]))
         times = model.times(work)
         curve.floor_s[part] = model.floor_s(work).sum(axis=0)
-        curve.expected_s[part] = (times.fixed + times.body).sum(axis=0) + times.engine
+        curve.expected_s[part] = times.total_s
         curve.bound_index[part] = _by_bound(model, times).argmax(axis=0)
     return curve
 
@@ -123,7 +157,10 @@ def prefill_time(deployment: Deployment, prompt_tokens: float, cached_tokens: fl
         new = min(budget, prompt_tokens - done)
         steps.append(step_time(deployment, BatchShape.prefill(new, cached_tokens + done)))
         done += new
-    return steps[0] if len(steps) == 1 else _added(steps)
+    return StepTime(
+        floor_s=sum(s.floor_s for s in steps), expected_s=sum(s.expected_s for s in steps),
+        details=tuple(d for s in steps for d in s.details),
+    )  # fmt: skip
 
 
 def _check(batch: float, context: float) -> None:
@@ -152,29 +189,7 @@ def _by_bound(model: StepModel, times: OperatorTimes) -> FloatArray:
 
 def _step_time(model: StepModel, work: StepWork) -> StepTime:
     times, floor = model.times(work), model.floor_s(work)
-    expected, engine = times.fixed + times.body, float(times.engine)
-    total = float(expected.sum()) + engine
-    shares = _by_bound(model, times) / total
-    rows = zip(model.names, (model.name_matrix @ floor).tolist(), (model.name_matrix @ expected).tolist(), strict=True)
     return StepTime(
-        floor_s=float(floor.sum()), expected_s=total, by_operator=(*rows, ("engine", 0.0, engine)),
-        bound_by=BOUNDS[int(shares.argmax())],
-        shares=MappingProxyType(dict(zip(BOUNDS, shares.tolist(), strict=True))), notes=model.notes,
-        provenance=model.provenance,
-    )  # fmt: skip
-
-
-def _added(steps: list[StepTime]) -> StepTime:
-    """Steps one after another as one time."""
-    expected = sum(s.expected_s for s in steps)
-    shares = {b: sum(s.shares[b] * s.expected_s for s in steps) / expected for b in BOUNDS}
-    names = [row[0] for row in steps[0].by_operator]
-    rows = tuple(
-        (name, sum(s.by_operator[i][1] for s in steps), sum(s.by_operator[i][2] for s in steps))
-        for i, name in enumerate(names)
-    )
-    return StepTime(
-        floor_s=sum(s.floor_s for s in steps), expected_s=expected, by_operator=rows,
-        bound_by=max(shares, key=lambda b: shares[b]), shares=MappingProxyType(shares), notes=steps[0].notes,
-        provenance=steps[0].provenance,
+        floor_s=float(floor.sum()), expected_s=float(times.total_s),
+        details=(StepDetail(model=model, floor=floor, times=times),),
     )  # fmt: skip
