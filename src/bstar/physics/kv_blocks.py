@@ -41,6 +41,7 @@ class KvRules:
     packed                   mixed page sizes of compressed attention lie side by side in one block
     seqs_within_states       more max_num_seqs than blocks is refused when there are states
     state_checkpoints        prefix caching keeps a second state per sequence (the "align" mode)
+    prefill_checkpoints      … and a third where the kernel can export it inside a prefill (`Page.checkpoints`)
     """
 
     tokens_from_concurrency: bool
@@ -52,6 +53,7 @@ class KvRules:
     packed: bool
     seqs_within_states: bool
     state_checkpoints: bool
+    prefill_checkpoints: bool
 
 
 def kv_rules(version: Version) -> KvRules:
@@ -67,6 +69,7 @@ def kv_rules(version: Version) -> KvRules:
         packed=v >= (0, 20),
         seqs_within_states=v >= (0, 20),
         state_checkpoints=v >= (0, 16),
+        prefill_checkpoints=v >= (0, 31),
     )
 
 
@@ -100,6 +103,7 @@ class RequestShape:
     in_flight_tokens: int
     dcp: int = 1
     state_blocks: int = 1
+    checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +236,7 @@ def blocks_of_request(group: BlockGroup, request: RequestShape) -> int:
 
 def _page_blocks(page: Page, request: RequestShape) -> int:
     if page.kind == "state":
-        return request.state_blocks
+        return request.state_blocks + (page.checkpoints if request.checkpoints else 0)
     length = request.max_model_len
     if page.window is None:
         return ceil(ceil(length / request.dcp) / page.block_tokens)

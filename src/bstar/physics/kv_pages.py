@@ -13,7 +13,7 @@ from math import ceil
 from typing import Literal
 
 from bstar.physics.kv_cache import entry_bytes, state_bytes
-from bstar.specs.attention import CacheEntry, CompressedAttention, LatentAttention, Mixer, ParallelMixers
+from bstar.specs.attention import CacheEntry, CompressedAttention, LatentAttention, Mamba2, Mixer, ParallelMixers
 from bstar.specs.formats import KvFormat
 from bstar.specs.model import ModelSpec
 
@@ -34,6 +34,7 @@ class Page:
     page_bytes    bytes of one block of this layer on one rank, padding included
     shape         what must agree beside the size before two layers are the same to the manager
     latent        an MLA cache: its page cannot be padded to an arbitrary size
+    checkpoints   blocks more of a state whose kernel can export it inside a prefill (Mamba 2, prefix caching)
     """
 
     kind: PageKind
@@ -42,6 +43,7 @@ class Page:
     window: int | None = None
     shape: tuple[int, ...] = ()
     latent: bool = False
+    checkpoints: int = 0
 
 
 def attention_block_tokens(model: ModelSpec, *, compute_capability: int | None, cpu: bool = False) -> int:
@@ -87,7 +89,8 @@ def _mixer_pages(
     for branch in _branches(mixer):
         states = state_bytes(branch, model_dtype=model.dtype, tp=tp, lookahead=lookahead)
         if states:
-            out.append(Page(kind="state", block_tokens=0, page_bytes=sum(states), shape=states))
+            out.append(Page(kind="state", block_tokens=0, page_bytes=sum(states), shape=states,
+                            checkpoints=1 if isinstance(branch, Mamba2) else 0))
         out += [
             _entry_page(branch, entry, kv, tp, block_tokens)
             for entry in branch.cache()

@@ -122,6 +122,7 @@ def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> t
         in_flight_tokens=engine.max_num_batched_tokens * batches,
         dcp=parallel.dcp,
         state_blocks=states if rules.state_checkpoints else 1,
+        checkpoints=engine.enable_prefix_caching and rules.prefill_checkpoints,
     )
     plan = block_plan(block_groups(pages, rules), available_bytes, request, rules, num_layers=model.num_layers,
                       num_blocks_override=engine.num_gpu_blocks_override)
