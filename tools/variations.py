@@ -442,6 +442,28 @@ VARIATIONS: dict[str, list[Case]] = {
                    "vision_config": {"width": 96, "layers": 3, "heads": 4, "image_size": 56, "patch_size": 14}}),
         ("flat", {"num_hidden_layers": 45, "hidden_size": 4096, "vocab_size": 128896}),
     ],
+    "phi4_multimodal": [
+        ("default", {}),
+        ("sizes", {**_QWEN_TEXT, "pad_token_id": 0, "vision_config": {
+            "hidden_size": 96, "intermediate_size": 250, "num_hidden_layers": 3,
+                                                   "num_attention_heads": 4},
+                   "audio_config": {"hidden_size": 64, "intermediate_size": 90, "num_blocks": 2, "input_size": 40,
+                                    "num_attention_heads": 4, "nemo_conv_channels": 32, "bias_max_distance": 50,
+                                    "ext_pw_out_channel": 64, "depthwise_separable_out_channel": 64}}),
+    ],
+    "qwen2_5_omni_thinker": [
+        ("default", {}),
+        ("sizes", {"text_config": {**_QWEN_TEXT, "pad_token_id": 0}, "audio_config": {
+            "d_model": 96, "encoder_layers": 2, "encoder_ffn_dim": 200, "encoder_attention_heads": 4, "output_dim": 768,
+            "num_mel_bins": 64}, "vision_config": {"depth": 2, "hidden_size": 96, "intermediate_size": 250,
+                                                   "num_heads": 4, "out_hidden_size": 768}}),
+    ],
+    "qwen3_omni_moe_thinker": [
+        ("default", {}),
+        ("sizes", {"text_config": {**_QWEN_TEXT, "num_experts": 6, "num_experts_per_tok": 2}, "audio_config": {
+            "d_model": 96, "encoder_layers": 2, "encoder_ffn_dim": 200, "encoder_attention_heads": 4, "output_dim": 768,
+            "num_mel_bins": 64, "downsample_hidden_size": 40}, "vision_config": _QWEN3_VIT}),
+    ],
     "llava": [
         ("default", {}),
         ("sizes", {"text_config": {"model_type": "qwen2", **_QWEN_TEXT}, "vision_config": _SIGLIP,

@@ -18,11 +18,10 @@ from typing import Any
 from bstar.codec.hf_config.families import FAMILIES
 from bstar.codec.hf_config.grouping import dominant_format, grouped
 from bstar.codec.hf_config.mtp import mtp_block, mtp_layer_count
-from bstar.codec.hf_config.multimodal import TEXT_KEYS, WRAPPERS, Wrapper
+from bstar.codec.hf_config.multimodal import EMBEDDED_TOWERS, TEXT_KEYS, THINKERS, WRAPPERS, Wrapper
 from bstar.codec.hf_config.older import CLASS_OF
 from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, class_defaults
 from bstar.codec.hf_config.signals import unread_signals
-from bstar.codec.hf_config.vision import gemma4_audio
 from bstar.codec.quantization import quantization_of
 from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
 from bstar.specs.formats import BF16, FP16, TensorFormat
@@ -40,7 +39,7 @@ _TOP_IGNORED = ("step3p7",)
 
 def known_model_types() -> tuple[str, ...]:
     """Every model_type that is described, sorted."""
-    return tuple(sorted(set(FAMILIES) | set(WRAPPERS)))
+    return tuple(sorted(set(FAMILIES) | set(WRAPPERS) | set(THINKERS)))
 
 
 def model_from_config(
@@ -57,10 +56,21 @@ def model_from_config(
     try:
         return _model(raw, name=name, source=source, hf_quant_config=hf_quant_config)
     except SpecError as error:
-        raise ConfigError(f"config.json: {error}") from None
+        raise ConfigError(_line(f"config.json: {error}")) from None
+    except UnsupportedArchitectureError as error:
+        raise UnsupportedArchitectureError(_line(str(error)), keys=error.keys) from None
+    except ConfigError as error:
+        raise ConfigError(_line(str(error))) from None
+
+
+def _line(message: str) -> str:
+    """One printable line: names from the file may hold anything."""
+    shown = "".join(c if c.isprintable() else "?" for c in message)
+    return shown if len(shown) <= 1200 else shown[:1200] + "…"
 
 
 def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: Mapping[str, Any] | None) -> ModelSpec:
+    raw = _thinker(raw)
     model_type = _model_type(raw)
     wrapper = WRAPPERS.get(model_type)
     top = Reader(raw, model_type)
@@ -87,6 +97,9 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     if wrapper is not None:
         blocks += _tower(top, wrapper, decoder.hidden_size, base, notes)
         blocks += _audio(top, wrapper, decoder.hidden_size, base, notes)
+    elif model_type in EMBEDDED_TOWERS:
+        tower = EMBEDDED_TOWERS[model_type](text, decoder.hidden_size)
+        blocks.append(ExtraBlock(name="vision and audio towers", role="vision", parameters=tower, format=base))
     layers, outer = grouped(decoder, quantization, base)
     main_format = dominant_format(layers, decoder.hidden_size)
     extra = mtp_block(text, top, decoder, main_format)
@@ -101,6 +114,18 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
         weight_dtype=main_format.name, num_mtp_layers=mtp_layer_count(text, top),
         multimodal=any(b.role == "vision" for b in blocks), source=source, counted_tied=counted_tied,
         notes=tuple(notes + quantization.notes))
+
+
+def _thinker(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a speech model that engines serve."""
+    kind = raw.get("model_type")
+    inner = raw.get("thinker_config")
+    if not isinstance(kind, str) or kind not in THINKERS:
+        return raw
+    if not isinstance(inner, Mapping):
+        raise ConfigError("config.json: thinker_config is missing; a speech model describes its language model there")
+    shared = {k: raw[k] for k in ("architectures", "quantization_config", "dtype", "torch_dtype") if k in raw}
+    return {**shared, **inner, "model_type": THINKERS[kind]}
 
 
 def _model_type(raw: Mapping[str, Any]) -> str:
@@ -172,13 +197,13 @@ def _tower(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes
 
 def _audio(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes: list[str]) -> list[ExtraBlock]:
     raw = top.child("audio_config")
-    if raw is None:
+    if raw is None and (wrapper.audio is None or wrapper.audio_optional):
         return []
-    if not wrapper.audio_type:
+    if wrapper.audio is None:
         notes.append("audio_config is not understood: the audio tower's weights are not counted")
         return []
-    reader = Reader(raw, wrapper.audio_type, path="audio_config.")
-    return [ExtraBlock(name="audio tower", role="vision", parameters=gemma4_audio(reader, hidden), format=base,
+    reader = Reader(raw or {}, wrapper.audio_type, path="audio_config.")
+    return [ExtraBlock(name="audio tower", role="vision", parameters=wrapper.audio(reader, hidden), format=base,
                        in_total=wrapper.counted)]
 
 

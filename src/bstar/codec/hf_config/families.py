@@ -200,7 +200,9 @@ FAMILIES |= {
     "qwen2_5_omni_text": FAMILIES["qwen2"],
     "qwen3_vl_text": FAMILIES["qwen3"],
     "qwen3_vl_moe_text": FAMILIES["qwen3_moe"],
-    "qwen3_omni_moe_text": FAMILIES["qwen3_moe"],
+    "qwen3_omni_moe_text": partial(
+        decoder, mixers=gqa(qk_norm="head", windows=window_if_used, bias="attention_bias", rounded=True),
+        ffns=_qwen_experts()),
     "glm4v_text": partial(decoder, mixers=gqa(qkv_bias=True), ffns=dense(), norms=FOUR_NORMS),
     "glm4v_moe_text": partial(decoder, mixers=gqa(qkv_bias="attention_bias", rounded=True),
                               ffns=_deepseek_experts(sparse=after_first())),
@@ -212,5 +214,5 @@ def described_model_types() -> set[str]:
     """Every model type that a row (here or among the multimodal ones) describes."""
     from bstar.codec.hf_config.multimodal import WRAPPERS
 
-    nested = {w.text_type for w in WRAPPERS.values()} | {w.vision_type for w in WRAPPERS.values() if w.vision_type}
+    nested = {name for w in WRAPPERS.values() for name in (w.text_type, w.vision_type, w.audio_type) if name}
     return set(FAMILIES) | set(WRAPPERS) | nested | set(older.CLASS_OF.values())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bstar.codec.hf_config import vision
+from bstar.codec.hf_config.reader import Reader
 from bstar.codec.hf_config.vision import Tower
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -17,7 +19,8 @@ class Wrapper:
     text_type    model type of the text config where it names none
     vision_type  class of the vision config (its defaults); "" where there is no tower
     tower        parameters of tower and projector together
-    audio_type   class of the audio config, where an audio tower stands beside (only if audio_config is given)
+    audio_type, audio   class of the audio config and its parameters, where an audio tower stands beside
+    audio_optional      no audio_config means no audio tower
     counted      whether transformers' AutoModelForCausalLM / ImageTextToText builds the tower: then
                  `parameters.total` has it. False: the causal model is the text model alone
     optional     no vision_config means no tower (otherwise: the class's default tower)
@@ -29,11 +32,19 @@ class Wrapper:
     vision_type: str = ""
     tower: Tower | None = None
     audio_type: str = ""
+    audio: Callable[[Reader, int], int] | None = None
+    audio_optional: bool = True
     counted: bool = True
     optional: bool = False
     text_required: bool = False
     tower_defaults: tuple[tuple[str, int], ...] = ()
 
+
+# Model types whose towers stand in the text model itself: (the config, hidden size) -> parameters.
+EMBEDDED_TOWERS: dict[str, Callable[[Reader, int], int]] = {"phi4_multimodal": vision.phi4_multimodal}
+
+# Speech models of which engines serve the thinker: model type -> the thinker's.
+THINKERS: dict[str, str] = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 
 _CLIP_336 = (("intermediate_size", 4096), ("hidden_size", 1024), ("patch_size", 14), ("image_size", 336),
              ("num_hidden_layers", 24), ("num_attention_heads", 16))
@@ -46,7 +57,7 @@ WRAPPERS: dict[str, Wrapper] = {
                         text_required=True, tower_defaults=(("patch_size", 14),)),
     "gemma3": Wrapper(text_type="gemma3_text", vision_type="siglip_vision_model", tower=vision.gemma3),
     "gemma4": Wrapper(text_type="gemma4_text", vision_type="gemma4_vision", tower=vision.gemma4, optional=True,
-                      audio_type="gemma4_audio"),
+                      audio_type="gemma4_audio", audio=vision.gemma4_audio),
     "qwen2_vl": Wrapper(text_type="qwen2_vl_text", vision_type="qwen2_vl_vision", tower=vision.qwen2_vl),
     "qwen2_5_vl": Wrapper(text_type="qwen2_5_vl_text", vision_type="qwen2_5_vl_vision", tower=vision.qwen2_5_vl),
     "qwen3_vl": Wrapper(text_type="qwen3_vl_text", vision_type="qwen3_vl_vision", tower=vision.qwen3_vl),
@@ -73,5 +84,14 @@ WRAPPERS: dict[str, Wrapper] = {
     "llava_next": Wrapper(text_type="llama", vision_type="clip_vision_model", tower=vision.llava_next,
                           tower_defaults=_CLIP_336),
     "lfm2_vl": Wrapper(text_type="lfm2", vision_type="siglip2_vision_model", tower=vision.lfm2_vl),
+    "qwen2_5_omni_thinker": Wrapper(
+        text_type="qwen2_5_omni_text", vision_type="qwen2_5_omni_vision_encoder", tower=vision.qwen2_5_vl,
+        audio_type="qwen2_5_omni_audio_encoder", audio=vision.qwen2_5_audio, audio_optional=False),
+    "qwen3_omni_moe_thinker": Wrapper(
+        text_type="qwen3_omni_moe_text", vision_type="qwen3_omni_moe_vision_encoder", tower=vision.qwen3_vl,
+        audio_type="qwen3_omni_moe_audio_encoder", audio=vision.qwen3_audio, audio_optional=False),
+    "internvl_chat": Wrapper(text_type="qwen2", vision_type="intern_vit_6b", tower=vision.intern_vit,
+                             text_required=True),
+    "gemma3n": Wrapper(text_type="gemma3n_text"),
     "internvl": Wrapper(text_type="qwen2", vision_type="internvl_vision", tower=vision.internvl),
 }

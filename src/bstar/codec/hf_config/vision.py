@@ -84,6 +84,25 @@ def qwen3_vl(r: Reader, top: Reader, text_hidden: int) -> int:
             + projector + 2 * h + deep * (projector + 2 * merged))
 
 
+def qwen2_5_audio(r: Reader, text_hidden: int) -> int:
+    """Qwen2.5-Omni's audio tower: two convolutions, Whisper's layers (no bias on K), one projection."""
+    h, out = r.size("d_model"), r.size("output_dim")
+    block = _block(h, r.size("encoder_ffn_dim")) - h
+    front = linear(3 * r.size("num_mel_bins"), h) + linear(3 * h, h) + 2 * out
+    return front + _depth(r, "encoder_layers") * block + 2 * h + linear(h, out)
+
+
+def qwen3_audio(r: Reader, text_hidden: int) -> int:
+    """Qwen3-Omni's audio tower: three strided convolutions, Whisper's layers, two projections."""
+    h, out, c = r.size("d_model"), r.size("output_dim"), r.size("downsample_hidden_size")
+    bands = r.size("num_mel_bins")
+    for _ in range(3):
+        bands = (bands + 1) // 2
+    front = 10 * c + 2 * linear(9 * c, c) + c * bands * h
+    return (front + _depth(r, "encoder_layers") * _block(h, r.size("encoder_ffn_dim")) + 2 * h + linear(h, h)
+            + linear(h, out))
+
+
 # -- GLM -------------------------------------------------------------------------------------------
 
 
@@ -149,6 +168,53 @@ def gemma4_audio(r: Reader, text_hidden: int) -> int:
     out = r.size("output_proj_dims")
     return (front + _depth(r, "num_hidden_layers") * (2 * ffn + attention + convolution + 3 * h)
             + linear(h, out) + out * text_hidden)
+
+
+def phi4_multimodal(top: Reader, text_hidden: int) -> int:
+    """Phi-4-multimodal: SigLIP with two separators, a Conformer, a projector for each way of speech."""
+    image = Reader(top.child("vision_config") or {}, "phi4_multimodal_vision", path="vision_config.")
+    audio = Reader(top.child("audio_config") or {}, "phi4_multimodal_audio", path="audio_config.")
+    h = image.size("hidden_size")
+    crop = image.size("crop_size", default=448, high=1 << 16)
+    positions = (crop // _scalar(image, "patch_size")) ** 2
+    own = (_scalar(image, "image_size", default=crop) // _scalar(image, "patch_size")) ** 2
+    tower = siglip(image) + (positions - own) * h
+    projector = linear(h, text_hidden) + linear(text_hidden, text_hidden)
+    return tower + 2 * h + projector + _phi4_audio(audio, text_hidden)
+
+
+def _phi4_audio(r: Reader, text_hidden: int) -> int:
+    h, width, channels = r.size("hidden_size"), r.size("intermediate_size"), r.size("nemo_conv_channels")
+    halvings = r.size("time_reduction", low=2, high=1 << 10).bit_length() - 1
+    bands = r.size("input_size")
+    for _ in range(halvings):
+        bands = (bands - 1) // 2 + 1
+    front = 10 * channels + (halvings - 1) * (10 * channels + linear(channels, channels)) + linear(channels * bands, h)
+    distance = r.size("bias_max_distance")
+    buckets = distance if r.flag("bias_symmetric") else 2 * distance
+    ffn = 2 * h + linear(h, 2 * width) + linear(width, h)
+    out, separable = r.size("ext_pw_out_channel"), r.size("depthwise_separable_out_channel")
+    kernel, multiplier = r.size("kernel_size"), r.size("depthwise_multiplier")
+    convolution = (2 * h + 2 * out + linear(h, 2 * out) + h * multiplier * (kernel + 1)
+                   + linear(h * multiplier, separable) + linear(h, out))
+    block = 2 * ffn + 4 * linear(h, h) + convolution + 4 * h
+    speech = 2 * (linear(h, text_hidden) + linear(text_hidden, text_hidden))
+    return front + buckets * r.size("num_attention_heads") + _depth(r, "num_blocks") * block + speech
+
+
+def intern_vit(r: Reader, top: Reader, text_hidden: int) -> int:
+    """InternViT with InternVL's own code: layer scales, biases by switch, pixel shuffle, a two-layer projector."""
+    h = r.size("hidden_size")
+    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2 + 1
+    patch = linear(r.size("num_channels", default=3) * square(r, "patch_size"), h)
+    rms = r.text("norm_type", default="rms_norm") == "rms_norm"
+    block = _block(h, r.size("intermediate_size"), norm_bias=not rms, attention_bias=r.flag("qkv_bias"),
+                   out_bias=True) + 2 * h
+    if r.flag("qk_normalization", default=False):
+        block += 2 * h
+    merged = h * round(1 / max(top.number("downsample_ratio", default=0.5), 1 / 64)) ** 2
+    projector = 2 * merged + linear(merged, text_hidden) + linear(text_hidden, text_hidden)
+    return patch + h + positions * h + _depth(r, "num_hidden_layers") * block + projector
 
 
 # -- CLIP and SigLIP with plain projectors ---------------------------------------------------------
@@ -311,6 +377,6 @@ def internvl(r: Reader, top: Reader, text_hidden: int) -> int:
     norm = 0 if r.flag("use_mean_pooling", default=True) else 2 * h
     table = positions * h if r.flag("use_absolute_position_embeddings", default=True) else 0
     mask = h if r.flag("use_mask_token", default=False) else 0
-    merged = h * round(1 / top.number("downsample_ratio", default=0.5)) ** 2
+    merged = h * round(1 / max(top.number("downsample_ratio", default=0.5), 1 / 64)) ** 2
     projector = 2 * merged + linear(merged, text_hidden) + linear(text_hidden, text_hidden)
     return patch + h + table + mask + _depth(r, "num_hidden_layers") * block + norm + projector
