@@ -16,6 +16,7 @@ a shared cache once per layer that reads it. B_mem divides the memory by what a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +82,10 @@ def landmarks_at(deployment: Deployment, workload: Workload | float) -> Landmark
     bandwidth = deployment.device.bandwidth_bytes_per_s
     ridge = float(formulas.ridge_point(peak, bandwidth))
 
+    streamed = _streamed(step)
+
     def weights(sequences: NDArray[np.float64]) -> NDArray[np.float64]:
-        return _streamed(step, sequences * split.attention_dp)
+        return streamed(sequences * split.attention_dp)
 
     w_max, kv = rank.weight_bytes_all, rank.kv_bytes
     if step.routed.any():
@@ -132,11 +135,19 @@ def _rank_step(step: CompiledStep, attention_dp: int, context: float) -> _RankSt
     )  # fmt: skip
 
 
-def _streamed(step: CompiledStep, expert_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weight bytes of one step, all operators, for any shape of `expert_tokens`."""
-    flat = np.asarray(expert_tokens, dtype=float).reshape(-1)
-    total: NDArray[np.float64] = step.touched_weights(flat).sum(axis=0)
-    return total.reshape(np.shape(expert_tokens))
+def _streamed(step: CompiledStep) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Weight bytes of one step over its expert tokens: dense + Σ kinds of experts · (1 − (1 − k/n)^tokens)."""
+    dense = float(step.weight_bytes[~step.routed].sum())
+    kinds = [(float(miss), float(step.weight_bytes[step.routed & (step.miss_base == miss)].sum()))
+             for miss in np.unique(step.miss_base[step.routed])]
+
+    def weights(expert_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = np.full(np.shape(expert_tokens), dense)
+        for miss, routed in kinds:
+            total = total + routed * (1.0 - miss**expert_tokens)
+        return total
+
+    return weights
 
 
 def _dominant_dtype(deployment: Deployment, step: CompiledStep, values: NDArray[np.float64]) -> tuple[str, float]:
