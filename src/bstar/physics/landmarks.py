@@ -156,6 +156,8 @@ def b_compute_fixed_point(
 ) -> Number:
     """B_c with W(B): B·2P = I*·(W(B) + B·kv); nan where 2P/kv never reaches the ridge."""
     top = np.asarray(b_compute(ridge, weight_bytes_max, parameters, kv_bytes_per_sequence), dtype=float)
+    if np.all(np.isnan(top)):
+        return top if top.ndim else float("nan")
     slack = 2.0 * parameters - ridge * kv_bytes_per_sequence
     root = solve_increasing(lambda b: b * slack - ridge * weight_bytes_of(b), 0.0, np.nan_to_num(top, nan=1.0))
     root = np.where(np.isnan(top), np.nan, root)
