@@ -91,6 +91,8 @@ _FAMILIES: dict[str, _Family] = {
     "stablelm": _Family(model_type="stablelm", architecture="StableLmForCausalLM"),
     "starcoder2": _Family(model_type="starcoder2", architecture="Starcoder2ForCausalLM"),
     "falcon": _Family(model_type="falcon", architecture="FalconForCausalLM"),
+    "hunyuan-dense": _Family(model_type="hunyuan_v1_dense", architecture="HunYuanDenseV1ForCausalLM"),
+    "dots1": _Family(model_type="dots1", architecture="Dots1ForCausalLM", experts=_DEEPSEEK),
 }
 _PLAIN = (
     ("hidden_size", "embedding_length"), ("intermediate_size", "feed_forward_length"),
@@ -118,6 +120,7 @@ def config_of(header: GgufHeader, source: str) -> dict[str, Any]:
         value = reader.number(gguf_key, required=key not in ("head_dim", "intermediate_size"))
         if value is not None:
             config[key] = value
+    _head_dim(config, reader)
     config["num_hidden_layers"] = reader.layers()
     config["num_key_value_heads"] = reader.number("attention.head_count_kv") or config["num_attention_heads"]
     config["vocab_size"] = reader.tensor("token_embd.weight").shape[-1]
@@ -126,11 +129,25 @@ def config_of(header: GgufHeader, source: str) -> dict[str, Any]:
     for suffix, key in _BIASES:
         if f"blk.0.{suffix}" in reader.tensors:
             config[key] = True
+    if "output.bias" in reader.tensors:
+        config["lm_head_bias"] = True
     _window(config, reader, family)
     _experts(config, reader, family)
     _latent_attention(config, reader)
     _delta_net(config, reader)
+    if family.model_type == "falcon":
+        kv_heads = config["num_key_value_heads"]
+        config.update(
+            new_decoder_architecture="blk.0.attn_norm_2.weight" in reader.tensors, num_kv_heads=kv_heads,
+            multi_query=kv_heads == 1, ffn_hidden_size=config.get("intermediate_size"))
     return config
+
+
+def _head_dim(config: dict[str, Any], reader: _Keys) -> None:
+    """The head width by the tensors where no key states it: the class's default may be another."""
+    heads, stored = config["num_attention_heads"], reader.tensors.get("blk.0.attn_output.weight")
+    if "head_dim" not in config and stored is not None and heads and stored.shape[0] % heads == 0:
+        config["head_dim"] = stored.shape[0] // heads
 
 
 def _family(reader: _Keys, architecture: str) -> _Family:
