@@ -233,6 +233,17 @@ def test_a_formatted_command_builds_the_same_deployment(drawn: tuple[Deployment,
     assert normalised(rebuilt) == normalised(deployment)
 
 
+def test_weights_that_are_not_the_checkpoints_say_how_they_are_made() -> None:
+    def command(model: str, dtype: str) -> str:
+        return format_command(build_deployment(model, "b200", weight_dtype=dtype, max_num_seqs=8))
+
+    assert "--quantization fp8" in command("llama-3.1-8b", "fp8")
+    assert command("llama-3.1-8b", "w4a16").endswith("# needs a w4a16 checkpoint")
+    assert "quantization" not in command("llama-3.1-8b", "bf16")
+    assert "#" not in command("deepseek-v3.1", "nvfp4") or "needs" in command("deepseek-v3.1", "nvfp4")
+    assert "quantization" not in command("someone/Llama-3.1-8B-Instruct-FP8", "fp8")
+
+
 def test_unmodelled_flags_ride_along() -> None:
     parsed = parse_command("vllm serve a/b --port 8000 --speculative-config '{\"num_speculative_tokens\": 2}'")
     deployment = build_deployment(_model(), "h100-sxm-80gb", unmodelled=parsed.unmodelled, **parsed.settings)

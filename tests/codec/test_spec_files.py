@@ -69,3 +69,11 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
         write_atomically(tmp_path / "no" / "x.yaml", "a: 1")
     write_atomically(tmp_path / "x.yaml", "a: 1")
     assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
+
+
+def test_every_key_has_a_kind() -> None:
+    from bstar.codec import spec_files
+
+    text = {"model", "gpu", "weight_dtype", "dtype", "kv_cache_dtype", "engine", "scheduling_policy", "performance_mode"}
+    kinds = (spec_files._INTEGERS, spec_files._NUMBERS, spec_files._SWITCHES, text, {"unmodelled", "model_overrides"})
+    assert set(spec_files.deployment_keys()) == set().union(*kinds)

@@ -99,9 +99,7 @@ def build_deployment(
         defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
         factor=2 if performance_mode == "throughput" else 1)
     kv_name = kv_cache_dtype or "auto"
-    cache = kv_format(
-        spec.kv_cache_dtype if kv_name == "auto" and spec.kv_cache_dtype is not None else kv_name,
-        model_dtype=spec.dtype)
+    kv_format(kv_name, model_dtype=spec.dtype)
     settings = EngineSettings(
         name=defaults.engine,  # type: ignore[arg-type]
         version=defaults.version,
@@ -110,9 +108,7 @@ def build_deployment(
         max_model_len=length,
         gpu_memory_utilization=(
             defaults.gpu_memory_utilization if gpu_memory_utilization is None else gpu_memory_utilization),
-        block_size=(
-            block_size if block_size is not None
-            else _block_size(spec, defaults, kind, quantized_cache=cache.bits < 16)),
+        block_size=block_size if block_size is not None else default_block_size(spec, defaults, kv_name),
         kv_cache_dtype=kv_name,
         enable_prefix_caching=(
             defaults.prefix_caching(hybrid=_has_state(spec)) if enable_prefix_caching is None
@@ -226,13 +222,14 @@ def _attention_kind(model: ModelSpec) -> AttentionKind:
     return "mla" if any(e.kind == "latent" for e in entries) else "gqa"
 
 
-def _block_size(
-    model: ModelSpec, defaults: EngineDefaults, kind: AttentionKind, *, quantized_cache: bool
-) -> int | None:
+def default_block_size(model: ModelSpec, defaults: EngineDefaults, kv_cache_dtype: str) -> int | None:
+    """Tokens per KV block where no flag is given; None: the engine chooses."""
     # With state layers vLLM grows the attention block until its page is as large as a state.
     if _has_state(model) and defaults.engine == "vllm":
         return None
-    return defaults.kv_block_size(kind, quantized_cache=quantized_cache)
+    asked = kv_cache_dtype == "auto" and model.kv_cache_dtype is not None
+    cache = kv_format(model.kv_cache_dtype or "auto" if asked else kv_cache_dtype, model_dtype=model.dtype)
+    return defaults.kv_block_size(_attention_kind(model), quantized_cache=cache.bits < 16)
 
 
 def _cudagraph_max_size(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from bstar.codec.build import default_block_size
 from bstar.codec.engine_settings import ONLINE_QUANTIZATION
 from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
@@ -17,10 +18,13 @@ def format_command(deployment: Deployment, *, model: str | None = None) -> str:
     model   what to serve; default: the catalog entry's Hub id, else the model's name. A weight format that
             the engine cannot make while loading is left as a comment: it needs a checkpoint of its own.
     """
+    online, comment = _quantization(deployment)
     name = model or _hub_id(deployment.model.name)
+    if comment is not None and model is None:
+        checkpoint = _checkpoint_of(deployment.model.name, deployment.model.weight_dtype)
+        name, comment = (checkpoint, None) if checkpoint is not None else (name, comment)
     builders = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
     words = builders[deployment.engine.name](deployment, name)
-    online, comment = _quantization(deployment)
     if online is not None:
         words += ["--quantization", online]
     if deployment.engine.estimate_cudagraph_memory is not None and deployment.engine.name == "vllm":
@@ -38,13 +42,23 @@ def _hub_id(name: str) -> str:
     return entry.hub_id if entry is not None and entry.weight_format_hint is None else name
 
 
+def _checkpoint_of(name: str, weight_dtype: str) -> str | None:
+    """The Hub id of a catalog entry that is `name` stored as `weight_dtype`, where there is one."""
+    from bstar.catalog.models import get_entry
+
+    entry = get_entry(f"{name}-{weight_dtype}")
+    return entry.hub_id if entry is not None and entry.weight_format_hint is None and entry.id != name else None
+
+
 def _quantization(deployment: Deployment) -> tuple[str | None, str | None]:
     """(--quantization value, remark) where the weights are not as the checkpoint stores them."""
     wanted = deployment.model.weight_dtype
     if deployment.model.converted_from is None or wanted in ("bf16", "fp16"):
         return None, None
-    method = _ONLINE.get(wanted) if deployment.engine.name == "vllm" else None
-    if deployment.engine.name == "sglang" and wanted == "fp8":
+    # Engines quantize while loading from 16-bit weights only, and 4 bits only with a calibrated checkpoint.
+    plain = deployment.model.converted_from in ("bf16", "fp16", "fp32") and wanted != "nvfp4"
+    method = _ONLINE.get(wanted) if plain and deployment.engine.name == "vllm" else None
+    if plain and deployment.engine.name == "sglang" and wanted == "fp8":
         method = "fp8"
     return (method, None) if method is not None else (None, f"needs a {wanted} checkpoint")
 
@@ -53,7 +67,7 @@ def _vllm(d: Deployment, model: str) -> list[str]:
     from bstar.catalog.engines import engine_defaults
 
     e, p = d.engine, d.parallel
-    defaults = engine_defaults(e.name, e.version, d.device, world_size=p.tp * p.pp)
+    defaults = engine_defaults(e.name, e.version, d.device, world_size=p.tp * p.pp, strict=False)
     words = ["vllm", "serve", model]
     dp = p.dp * p.attention_dp
     for flag, value in (("tensor-parallel-size", p.tp), ("pipeline-parallel-size", p.pp),
@@ -70,7 +84,7 @@ def _vllm(d: Deployment, model: str) -> list[str]:
               "--gpu-memory-utilization", f"{e.gpu_memory_utilization:g}"]
     if e.kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", e.kv_cache_dtype]
-    if e.block_size is not None and e.block_size != defaults.block_size:
+    if e.block_size is not None and e.block_size != default_block_size(d.model, defaults, e.kv_cache_dtype):
         words += ["--block-size", str(e.block_size)]
     for name, wanted, default in (
         ("enable-prefix-caching", e.enable_prefix_caching, defaults.enable_prefix_caching),

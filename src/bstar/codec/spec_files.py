@@ -34,7 +34,7 @@ _INTEGERS = frozenset({
 _NUMBERS = frozenset({"gpu_memory_utilization", "bandwidth_bytes_per_s", "price_usd_per_hour"})
 _SWITCHES = frozenset({
     "enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager",
-    "estimate_cudagraph_memory",
+    "estimate_cudagraph_memory", "strict_version",
 })
 _SIZES = frozenset({"gpu_memory_bytes", "kv_cache_memory_bytes", "bandwidth_bytes_per_s"})
 

@@ -119,7 +119,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, header_style="bold")
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         out.add_column(Text(name), justify="left" if index in left else "right", overflow="fold",
                        no_wrap=index not in fold)

@@ -201,11 +201,12 @@ def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
     columns: list[tuple[str, list[str]]] = [
         ("", [f"{i}{'*' if c.pareto else ''}" for i, c in enumerate(shown, 1)]),
         ("GPUs", [f"{c.num_gpus} × {c.deployment.device.id}" for c in shown]),
-        ("replica", [f"{c.replicas} × {c.layout}" if c.replicas > 1 else str(c.layout) for c in shown]),
+        ("replica", [_replica(c) for c in shown]),
     ]
-    formats = [f"{c.deployment.model.weight_dtype}/{c.deployment.kv_format.name}" for c in shown]
-    if len(set(formats)) > 1:
-        columns.append(("weights/KV", formats))
+    for name, formats in (("weights", [c.deployment.model.weight_dtype for c in shown]),
+                          ("KV", [c.deployment.kv_format.name for c in shown])):
+        if len(set(formats)) > 1:
+            columns.append((name, formats))
     left = range(1, len(columns))
     columns += [
         ("seqs", [f"{c.deployment.engine.max_num_seqs:,}" for c in shown]),
@@ -218,10 +219,20 @@ def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
     columns += [
         ("$/h", [format_usd(c.cost.usd_per_hour) for c in shown]),
         ("$/Mtok", [format_usd(c.cost.usd_per_million_output_tokens) for c in shown]),
-        ("bound by", [c.bound_by.replace("_bandwidth", " reads").replace("_", " ") for c in shown]),
+        ("bound by", [_BOUNDS.get(c.bound_by, c.bound_by) for c in shown]),
     ]
     rows = list(zip(*(cells for _, cells in columns), strict=True))
     return output.table([name for name, _ in columns], rows, left=(*left, len(columns) - 1))
+
+
+def _replica(c: Candidate) -> str:
+    """ "2 × TP4·EP4": replicas and the layout of one; DPA is data-parallel attention."""
+    layout = str(c.layout).replace("DP-attention", "DPA")
+    return f"{c.replicas} × {layout}" if c.replicas > 1 else layout
+
+
+_BOUNDS = {"weight_bandwidth": "weights", "kv_bandwidth": "KV reads", "kv_capacity": "KV space", "max_num_seqs": "seqs",
+           "token_budget": "budget", "communication": "links"}
 
 
 def _best(c: Candidate) -> list[Any]:
@@ -239,7 +250,8 @@ def _best(c: Candidate) -> list[Any]:
          f"{p.queued_fraction:.1%} of requests queue"),
     ]
     return [
-        output.heading("best", f"{c.num_gpus} × {c.deployment.device.name}, {c.replicas} × {c.layout}"),
+        output.heading("best", f"{c.num_gpus} × {c.deployment.device.name}, {c.replicas} × {c.layout}, "
+                       f"{c.deployment.model.weight_dtype} weights, {c.deployment.kv_format.name} KV"),
         output.table(("", "mean", "p50", "p95", "p99"), percentiles), output.facts(facts),
         *[output.line("  note: " + n, style="dim") for n in c.notes],
         output.line(""), output.verbatim("  " + c.launch_command),
