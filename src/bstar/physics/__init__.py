@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bstar.physics.kv_cache import cache_groups, kv_bytes_per_sequence, kv_bytes_per_token
+    from bstar.physics.memory import memory_budget
+    from bstar.physics.step_costs import step_cost
     from bstar.physics.weights import parameter_counts, streamed_weight_bytes, weight_bytes
 
 _HOMES = {
@@ -21,8 +23,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "cache_groups", "kv_bytes_per_sequence", "kv_bytes_per_token", "parameter_counts", "streamed_weight_bytes",
-    "weight_bytes",
+    "cache_groups", "kv_bytes_per_sequence", "kv_bytes_per_token", "memory_budget", "parameter_counts",
+    "step_cost", "streamed_weight_bytes", "weight_bytes",
 ]  # fmt: skip
 
 
