@@ -171,6 +171,7 @@ class LatentAttention:
 
     q_lora_rank   None: one full q_proj
     indexer       sparse attention over the latent cache (DeepSeek V3.2, GLM-5)
+    output_gate   g_proj gates the attention's output, per channel (Kimi K3)
     """
 
     kind: ClassVar[str] = "mla"
@@ -182,6 +183,7 @@ class LatentAttention:
     v_head_dim: int
     indexer: SparseIndexer | None = None
     bias: bool = False
+    output_gate: bool = False
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
         h, p = hidden_size, "self_attn."
@@ -205,6 +207,9 @@ class LatentAttention:
                          rows=self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)),
             WeightTensor(name=p + "o_proj", role="out", rows=h, columns=self.num_heads * self.v_head_dim, shard="row"),
         ]
+        if self.output_gate:
+            out.append(WeightTensor(name=p + "g_proj", role="qkv", rows=self.num_heads * self.v_head_dim, columns=h,
+                                    shard="column"))
         if self.bias:
             if self.q_lora_rank is not None:
                 out.append(vector(p + "q_a_proj.bias", "qkv", self.q_lora_rank))
@@ -425,6 +430,7 @@ class KimiDeltaAttention:
     """Delta attention with a decay per channel (Kimi-Linear): a head_dim × head_dim state per head.
 
     gate_rank   width between the two matrices of the decay and of the output gate
+    full_gate   the output gate is one full matrix (Kimi K3)
     """
 
     kind: ClassVar[str] = "kimi_delta"
@@ -432,11 +438,18 @@ class KimiDeltaAttention:
     head_dim: int
     conv_kernel: int
     gate_rank: int
+    full_gate: bool = False
     conv_bits: int = 16
     state_bits: int = 32
 
     def tensors(self, hidden_size: int) -> tuple[WeightTensor, ...]:
         h, p, inner, rank = hidden_size, "self_attn.", self.num_heads * self.head_dim, self.gate_rank
+        gate: tuple[WeightTensor, ...] = (
+            WeightTensor(name=p + "g_a_proj", role="qkv", rows=rank, columns=h),
+            WeightTensor(name=p + "g_b_proj", role="qkv", rows=inner, columns=rank, shard="column"),
+        )
+        if self.full_gate:
+            gate = (WeightTensor(name=p + "g_proj", role="qkv", rows=inner, columns=h, shard="column"),)
         return (
             *(WeightTensor(name=f"{p}{n}_proj", role="qkv", rows=inner, columns=h, shard="column") for n in "qkv"),
             WeightTensor(name=p + "conv1d", role="mixer", rows=3 * inner, columns=self.conv_kernel, shard="column",
@@ -444,8 +457,7 @@ class KimiDeltaAttention:
             WeightTensor(name=p + "f_a_proj", role="qkv", rows=rank, columns=h),
             WeightTensor(name=p + "f_b_proj", role="qkv", rows=inner, columns=rank, shard="column"),
             WeightTensor(name=p + "b_proj", role="qkv", rows=self.num_heads, columns=h, shard="column"),
-            WeightTensor(name=p + "g_a_proj", role="qkv", rows=rank, columns=h),
-            WeightTensor(name=p + "g_b_proj", role="qkv", rows=inner, columns=rank, shard="column"),
+            *gate,
             vector(p + "dt_bias", "mixer", inner, shard="column"),
             vector(p + "A_log", "mixer", self.num_heads, shard="column"),
             vector(p + "o_norm", "norm", self.head_dim),

@@ -116,10 +116,10 @@ FAMILIES: dict[str, Family] = {
                           ffns=moe(width=("intermediate_size",))),
     "glm4_moe": partial(
         decoder, mixers=gqa(qkv_bias="attention_bias", qk_norm="head", qk_norm_if="use_qk_norm", rounded=True),
-        ffns=_deepseek_experts(sparse=after_first())),
+        ffns=_deepseek_experts(sparse=typed_or(after_first()))),
     "dots1": partial(
         decoder, mixers=gqa(qk_norm="head", windows=windows_above, bias="attention_bias"),
-        ffns=_deepseek_experts(sparse=after_first())),
+        ffns=_deepseek_experts(sparse=typed_or(after_first()))),
     "exaone_moe": partial(
         decoder, mixers=gqa(qk_norm="head", windows=sparse.exaone_windows),
         ffns=moe(sparse=typed_or(after_first(1)), shared_count=("num_shared_experts",))),
@@ -148,14 +148,14 @@ FAMILIES: dict[str, Family] = {
     "axk1": recent.axk1,
     "youtu": partial(decoder, mixers=mla(), ffns=dense()),
     "minicpm3": partial(decoder, mixers=mla(), ffns=dense(bias="mlp_bias")),
-    "deepseek_v2": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=after_first())),
-    "deepseek_v3": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=after_first())),
+    "deepseek_v2": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first()))),
+    "deepseek_v3": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first()))),
     "deepseek_v32": partial(decoder, mixers=mla(indexers=plain_indexers),
                             ffns=_deepseek_experts(sparse=typed_or(after_first(3)))),
     "glm_moe_dsa": partial(decoder, mixers=mla(indexers=sparse_indexers),
                            ffns=_deepseek_experts(sparse=typed_or(after_first(3)))),
     "glm4_moe_lite": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first(1)))),
-    "mistral4": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=after_first())),
+    "mistral4": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first()))),
     "deepseek_v4": hybrids.deepseek_v4,
     "kimi_linear": hybrids.kimi_linear,
     # States and hybrids
@@ -205,7 +205,7 @@ FAMILIES |= {
         ffns=_qwen_experts()),
     "glm4v_text": partial(decoder, mixers=gqa(qkv_bias=True), ffns=dense(), norms=FOUR_NORMS),
     "glm4v_moe_text": partial(decoder, mixers=gqa(qkv_bias="attention_bias", rounded=True),
-                              ffns=_deepseek_experts(sparse=after_first())),
+                              ffns=_deepseek_experts(sparse=typed_or(after_first()))),
     "phi4_multimodal": FAMILIES["phi3"],
 }
 

@@ -46,7 +46,7 @@ from bstar.specs.attention import (
     ShortConvolution,
     SparseIndexer,
 )
-from bstar.specs.ffn import DenseFfn, Ffn, NoFfn
+from bstar.specs.ffn import DenseFfn, Ffn, MoeFfn, NoFfn
 from bstar.specs.tensors import WeightTensor, vector
 
 LINEAR = ("linear_attention", "mamba", "mamba2", "conv")
@@ -73,7 +73,7 @@ def gated_delta_hybrid(r: Reader, *, ffns: LayerFfns) -> Decoder:
 
 
 def kimi_linear(r: Reader) -> Decoder:
-    """Kimi-Linear: Kimi delta layers and MLA layers, experts after the first layer."""
+    """Kimi-Linear, Kimi K3: Kimi delta layers and MLA layers, experts after the first layer."""
     inner = Reader(r.child("linear_attn_config") or {}, "kimi_linear_attention", path="linear_attn_config.")
 
     def mixers(reader: Reader, n: int) -> Sequence[Mixer]:
@@ -90,14 +90,33 @@ def kimi_linear(r: Reader) -> Decoder:
         heads = inner.size("num_heads", default=reader.size("linear_num_heads", default=32))
         kernel = inner.size("short_conv_kernel_size", default=reader.size("linear_conv_kernel_dim", default=4))
         delta = KimiDeltaAttention(num_heads=heads, head_dim=dim, conv_kernel=kernel, gate_rank=dim,
-                                   conv_bits=model_bits(reader))
+                                   full_gate=inner.flag("use_full_rank_gate"), conv_bits=model_bits(reader))
         reader.find("num_key_value_heads", "head_dim")
-        latent = latent_attention(reader, bias=reader.flag("attention_bias"), indexer=None)
+        latent = replace(latent_attention(reader, bias=reader.flag("attention_bias"), indexer=None),
+                         output_gate=reader.flag("mla_use_output_gate"))
         return [latent if f else delta for f in full]
 
-    return decoder(r, mixers=mixers, ffns=moe(
-        experts=("num_local_experts", "num_experts"), sparse=typed_or(after_first(1)),
-        shared_count=("n_shared_experts", "num_shared_experts")), tied=False)
+    experts = moe(experts=("num_local_experts", "num_experts"), sparse=typed_or(after_first(1)),
+                  shared_count=("n_shared_experts", "num_shared_experts"))
+    width = r.optional_size("routed_expert_hidden_size")
+
+    def ffns(reader: Reader, n: int) -> Sequence[Ffn]:
+        return [replace(f, latent_size=width) if isinstance(f, MoeFfn) else f for f in experts(reader, n)]
+
+    built = decoder(r, mixers=mixers, ffns=ffns, tied=False)
+    h = built.hidden_size
+    if width is not None and r.flag("latent_moe_use_norm"):
+        norm = norm_vectors("mlp.routed_expert_norm", width, "rms")
+        built.layers = [replace(x, extra=x.extra + norm) if x.ffn.kind == "moe" else x for x in built.layers]
+    if r.find("attn_res_block_size") is not None:
+        # Residuals that attend to the outputs of earlier blocks: a norm and a query for each sublayer.
+        def residual(name: str) -> tuple[WeightTensor, ...]:
+            return (*norm_vectors(f"{name}_res_norm", h, "rms"), vector(f"{name}_res_proj", "other", h))
+
+        both = residual("self_attention") + residual("mlp")
+        built.layers = [replace(x, extra=x.extra + both) for x in built.layers]
+        built.head_tensors += residual("output_attn")
+    return built
 
 
 _RATIO_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}

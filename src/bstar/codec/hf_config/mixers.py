@@ -38,8 +38,9 @@ def dtype_bits(r: Reader, *keys: str, default: int) -> int:
 
 
 def model_bits(r: Reader) -> int:
-    """Bits of the checkpoint's unquantized tensors, which caches of inputs are kept in."""
-    return dtype_bits(r, "dtype", "torch_dtype", default=16)
+    """Bits of the dtype the engine computes in, which caches of inputs are kept in: 16, for float32 checkpoints too."""
+    dtype_bits(r, "dtype", "torch_dtype", default=16)
+    return 16
 
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -59,7 +60,9 @@ def window_size(r: Reader, *keys: str) -> int | None:
 
 
 def window_everywhere(r: Reader, n: int) -> Windows:
-    """sliding_window in every layer, where it is set (Mistral, Phi-3)."""
+    """sliding_window in every layer, where it is set (Mistral, Phi-3); by layer_types where they are given."""
+    if r.find("layer_types") is not None:
+        return windows_of(r, attention_types(r, n, ()))
     return [(window_size(r), False)] * n
 
 

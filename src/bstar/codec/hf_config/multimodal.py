@@ -69,6 +69,8 @@ WRAPPERS: dict[str, Wrapper] = {
     "glm46v": Wrapper(text_type="glm4v_text", vision_type="glm4v_vision", tower=vision.glm4v),
     "glm4v_moe": Wrapper(text_type="glm4v_moe_text", vision_type="glm4v_moe_vision", tower=vision.glm4v),
     "kimi_k25": Wrapper(text_type="deepseek_v3", vision_type="kimi_k25_vision", tower=vision.moonvit),
+    "kimi_k3": Wrapper(text_type="kimi_linear", vision_type="kimi_k25_vision", tower=vision.moonvit,
+                       text_required=True),
     "kimi_vl": Wrapper(text_type="deepseek_v3", vision_type="moonvit", tower=vision.moonvit),
     "step3p7": Wrapper(text_type="step3p5", vision_type="step3p5_vision", tower=vision.step3p5),
     "minimax_m3_vl": Wrapper(text_type="minimax_m3_vl_text", vision_type="minimax_m3_vl_vision",

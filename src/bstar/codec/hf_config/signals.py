@@ -25,7 +25,8 @@ SIGNALS: frozenset[str] = frozenset({
     "swa_num_attention_heads", "swa_num_key_value_heads", "attention_other_setting", "use_double_wide_mlp",
     "num_sliding_attention_heads", "ple_hidden_size", "mla_config", "residual_mlp", "num_nested_layers",
     "use_shared_attention_adapter", "cla_share_factor", "use_cla", "sparse_topk",
-    "num_attention_heads_per_layer", "num_loops", "n_loops",
+    "num_attention_heads_per_layer", "routed_expert_hidden_size", "attn_res_block_size", "mla_use_output_gate",
+    "num_loops", "n_loops",
 })  # fmt: skip
 
 # Values of a signal key that mean "not used".

@@ -15,6 +15,7 @@ from bstar.codec.hf_config.mixers import (
     head_width,
     kv_head_count,
     per_head,
+    window_everywhere,
     window_size,
     windows_of,
 )
@@ -78,12 +79,8 @@ def phi(r: Reader) -> Decoder:
 def phimoe(r: Reader) -> Decoder:
     """Phi-3.5-MoE: LayerNorm, Mixtral's experts, biases by switches."""
     return decoder(
-        r, mixers=gqa(bias="attention_bias", windows=_window_everywhere), norm="layer",
+        r, mixers=gqa(bias="attention_bias", windows=window_everywhere), norm="layer",
         ffns=moe(width=("intermediate_size",)), head_bias=r.flag("lm_head_bias"))
-
-
-def _window_everywhere(r: Reader, n: int) -> Windows:
-    return [(window_size(r), False)] * n
 
 
 def apertus_extra(r: Reader, n: int) -> Sequence[tuple[WeightTensor, ...]]:
