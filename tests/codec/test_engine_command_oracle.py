@@ -72,10 +72,9 @@ def random_argv(rng: random.Random) -> list[str]:
             flag, value = rng.choice(spelling), rng.choice(values)
             inline = flag.startswith("--") and rng.random() < 0.5
             pieces.append([f"{flag}={value}"] if inline else [flag, value])
-    for name in ("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "enforce-eager",
-                 "enable-expert-parallel"):
-        if rng.random() < 0.3:
-            pieces.append([f"--{rng.choice(['', 'no-'])}{name}"])
+    switches = ("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling", "enforce-eager",
+                "enable-expert-parallel")
+    pieces += [[f"--{rng.choice(['', 'no-'])}{name}"] for name in switches if rng.random() < 0.3]
     if rng.random() < 0.3:
         pieces.append([rng.choice(["-O3", "-O2", "-cc.mode=0", '--speculative-config={"num_speculative_tokens": 2}'])])
     rng.shuffle(pieces)
@@ -95,7 +94,8 @@ def test_random_command_lines_mean_the_same() -> None:
 def test_launch_commands_are_taken_by_the_engine() -> None:
     lines = [
         format_command(build_deployment("llama-3.1-8b", "h100", tp=2, max_num_seqs=64, kv_cache_dtype="fp8")),
-        format_command(build_deployment("qwen3-30b-a3b", "h200", dp=4, enable_expert_parallel=True, weight_dtype="fp8")),
+        format_command(build_deployment("qwen3-30b-a3b", "h200", dp=4, enable_expert_parallel=True,
+                                        weight_dtype="fp8")),
         format_command(build_deployment("llama-3.1-8b", "l40s", enforce_eager=True, enable_prefix_caching=False,
                                         async_scheduling=False, num_gpu_blocks_override=500, cudagraph_max_size=None)),
         format_command(build_deployment("qwen3-8b", "a100", cudagraph_max_size=0, block_size=32,

@@ -125,22 +125,39 @@ def _relative(predicted: float | None, logged: float) -> float | None:
     return None if predicted is None or not logged else (predicted - logged) / logged
 
 
-def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLog | None) -> None:
-    per_gpu = sheet["per_gpu"]
-    total, subtracted = per_gpu["total_bytes"], bool(sheet["cuda_graphs_subtracted"])
-    rows = [("the driver reports", output.size(total, units), built.device.name),
-            (f"× {built.engine.gpu_memory_utilization:g}", output.size(per_gpu["usable_bytes"], units),
-             "what the engine may take (--gpu-memory-utilization)")]
-    rows += [
-        ("− weights", output.size(per_gpu["weight_bytes"], units), f"{built.model.weight_dtype}, as loaded"),
-        ("− activations", output.size(per_gpu["activation_bytes"], units),
-         f"peak of a profiling step of {built.engine.max_num_batched_tokens:,} tokens, in the "
-         f"{sheet['activation_set_by']}"),
-        ("− runtime", output.size(per_gpu["runtime_bytes"], units), "CUDA context, NCCL, workspaces"),
-        ("− CUDA graphs" if subtracted else "  (CUDA graphs)", output.size(per_gpu["cuda_graph_bytes"], units),
+def _rows(sheet: dict[str, Any], built: Deployment, units: str) -> list[tuple[str, str, str]]:
+    """The device's memory as the engine divides it, one term a row; a term in brackets is not subtracted."""
+    per_gpu, engine = sheet["per_gpu"], built.engine
+    subtracted = bool(sheet["cuda_graphs_subtracted"])
+    total, fraction = per_gpu["total_bytes"], f"× {engine.gpu_memory_utilization:.4g}"
+
+    def size(name: str) -> str:
+        return output.size(per_gpu[name], units)
+
+    terms = [
+        ("the driver reports", size("total_bytes"), built.device.name),
+        ("− weights", size("weight_bytes"), f"{built.model.weight_dtype}, as loaded"),
+        ("− activations", size("activation_bytes"),
+         f"peak of a step of {engine.max_num_batched_tokens:,} tokens, in the {sheet['activation_set_by']}"),
+        ("− runtime", size("runtime_bytes"), "CUDA context, NCCL, workspaces"),
+        ("− CUDA graphs" if subtracted else "(CUDA graphs)", size("cuda_graph_bytes"),
          _graph_note(built, subtracted=subtracted)),
-        ("= KV cache", output.size(per_gpu["kv_cache_bytes"], units), _bar(per_gpu["kv_cache_bytes"], total)),
     ]
+    share = (fraction, size("usable_bytes"), "what the engine may take (--gpu-memory-utilization)")
+    if engine.name == "trtllm":
+        terms.append((fraction, "", "of what is left (--kv_cache_free_gpu_memory_fraction)"))
+    elif engine.name == "sglang":
+        terms.insert(1, (fraction, size("usable_bytes"), "for weights and KV cache (--mem-fraction-static)"))
+        terms[3] = ("(activations)", *terms[3][1:])
+    else:
+        terms.insert(1, share)
+    given = "given, not computed" if engine.kv_cache_memory_bytes or engine.num_gpu_blocks_override else ""
+    bar = _bar(per_gpu["kv_cache_bytes"], total)
+    return [*terms, ("= KV cache", size("kv_cache_bytes"), f"{bar}; {given}" if given else bar)]
+
+
+def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLog | None) -> None:
+    rows = _rows(sheet, built, units)
     parts = [output.heading(built.model.name, headline(built)), output.line("per GPU", style="dim"), output.facts(rows)]
     capacity = [
         ("KV cache tokens", f"{sheet['kv_cache_tokens']:,}" if sheet["kv_cache_tokens"] is not None else "–",
