@@ -100,6 +100,19 @@ def test_version(bstar: Run) -> None:
     assert bstar("--version").stdout == f"bstar {package.__version__}\n"
 
 
+def test_models_and_gpus_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.shell_completion import ShellComplete
+
+    from bstar.interfaces.cli.main import cli
+
+    def completed(*words: str, incomplete: str) -> list[str]:
+        return [item.value for item in ShellComplete(cli, {}, "bstar", "_X").get_completions(list(words), incomplete)]
+
+    assert "llama-3.1-8b" in completed("model", incomplete="llama-3.1")
+    assert completed("plan", "x", "--gpu", incomplete="l4,h100-sx") == ["l4,h100-sxm-80gb"]
+    assert completed(incomplete="mem") == ["memory"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(bstar: Run, shell: str) -> None:
     result = bstar("completion", shell)

@@ -11,7 +11,7 @@ import click
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import check_context, deploy_options, describe, headline, note_engine, take_keywords
 from bstar.interfaces.cli.load import slo_options, take_slo
-from bstar.interfaces.cli.params import COUNTS, apply, json_option
+from bstar.interfaces.cli.params import COUNTS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_seconds
 
@@ -30,7 +30,7 @@ _NAMES = ("b_star", "b_gemm", "b_compute", "b_mem", "b_slo", "b_tok")
 
 
 @click.command("curve", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model_names", metavar="[MODEL…]", nargs=-1)
+@click.argument("model_names", metavar="[MODEL…]", nargs=-1, shell_complete=complete_models)
 @apply(
     deploy_options,
     click.option("--context", type=COUNTS, metavar="N[,N…]", required=True, help="Tokens of context, one or several."),

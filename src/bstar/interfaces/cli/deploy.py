@@ -22,6 +22,7 @@ from bstar.interfaces.cli.params import (
     SIZE,
     apply,
     by_hand_options,
+    complete_gpus,
     dtype_options,
     take_by_hand,
 )
@@ -79,7 +80,8 @@ _SOURCES = apply(
 )
 
 deploy_options = apply(
-    click.option("--gpu", metavar="G", help="Device id or alias (bstar catalog devices)."),
+    click.option("--gpu", metavar="G", shell_complete=complete_gpus,
+                 help="Device id or alias (bstar catalog devices)."),
     layout_options, dtype_options, _ENGINE_FLAGS, _SOURCES, _DEVICE_FIGURES,
     by_hand_options(hidden=True),
 )

@@ -9,7 +9,7 @@ import click
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import check_context, deploy_options, describe, headline, take_deployment
 from bstar.interfaces.cli.load import length_options, prefix_options, slo_options, take_slo, take_workload
-from bstar.interfaces.cli.params import POSITIVE, apply, json_option, units_option
+from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option, units_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_count, format_rate, format_seconds
 
@@ -36,7 +36,7 @@ _LANDMARKS = (
 
 
 @click.command("explain", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model_name", metavar="[MODEL]", required=False)
+@click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
 @apply(
     deploy_options,
     click.option("--context", type=POSITIVE, metavar="N", help="Tokens of context that each sequence holds."),

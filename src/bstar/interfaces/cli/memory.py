@@ -9,7 +9,7 @@ import click
 
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_engine, take_deployment
-from bstar.interfaces.cli.params import apply, json_option, units_option
+from bstar.interfaces.cli.params import apply, complete_models, json_option, units_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import GIB, format_bytes
 
@@ -28,7 +28,7 @@ Exit code 1: it does not fit (the reason is the engine's).
 
 
 @click.command("memory", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model_name", metavar="[MODEL]", required=False)
+@click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
 @apply(
     deploy_options,
     click.option("--log", "log_file", type=click.Path(path_type=Path), metavar="FILE",
@@ -165,6 +165,8 @@ def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLo
         ("maximum concurrency", f"{sheet['max_concurrency']:.2f}x" if sheet["max_concurrency"] is not None else "–",
          f"requests of {built.engine.max_model_len:,} tokens (--max-model-len)"),
     ]
+    if sheet.get("pools", 1) > 1:
+        capacity.append(("pools", str(sheet["pools"]), "data-parallel ranks, each with such a cache"))
     parts += [output.line(""), output.facts(capacity)]
     if sheet["fits"]:
         parts.append(output.line("fits", style="bold green"))
@@ -181,6 +183,8 @@ def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLo
 def _graph_note(built: Deployment, *, subtracted: bool) -> str:
     if built.engine.cudagraph_max_size == 0:
         return "no CUDA graphs"
+    if built.engine.name == "vllm" and not subtracted:
+        return f"batches up to {built.engine.cudagraph_max_size}; not subtracted (as before vLLM 0.20)"
     left = "" if subtracted else "; taken later, from what is left over"
     return f"batches up to {built.engine.cudagraph_max_size}{left}"
 

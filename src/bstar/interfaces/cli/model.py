@@ -12,6 +12,7 @@ from bstar.interfaces.cli.params import (
     POSITIVE,
     apply,
     by_hand_options,
+    complete_models,
     dtype_options,
     json_option,
     take_by_hand,
@@ -34,7 +35,7 @@ Examples:
 
 
 @click.command("model", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model_name", metavar="MODEL")
+@click.argument("model_name", metavar="MODEL", shell_complete=complete_models)
 @apply(
     dtype_options,
     click.option("--context", type=POSITIVE, metavar="N",

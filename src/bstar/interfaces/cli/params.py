@@ -80,6 +80,21 @@ def apply(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Catalog models that begin with what was typed."""
+    from bstar.catalog.models import entry_ids
+
+    return [name for name in entry_ids() if name.startswith(incomplete.lower())]
+
+
+def complete_gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Catalog devices that begin with what was typed (after the last comma)."""
+    from bstar.catalog.devices import device_ids
+
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in device_ids() if name.startswith(last.lower())]
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, and nothing else.")
 units_option = click.option(
     "--units", type=click.Choice(["both", "si", "iec"]), default="both", show_default=True,

@@ -18,6 +18,8 @@ from bstar.interfaces.cli.params import (
     SIZE,
     apply,
     by_hand_options,
+    complete_gpus,
+    complete_models,
     json_option,
     take_by_hand,
 )
@@ -45,9 +47,10 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
 
 
 @click.command("plan", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("model_name", metavar="[MODEL]", required=False)
+@click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
 @apply(
-    click.option("--gpu", "gpus", metavar="G[,G…]", multiple=True, help="Device ids or aliases to choose from."),
+    click.option("--gpu", "gpus", metavar="G[,G…]", multiple=True, shell_complete=complete_gpus,
+                 help="Device ids or aliases to choose from."),
     load_options,
     slo_options,
     click.option("--max-gpus", type=POSITIVE, metavar="N", help="GPUs of all replicas together, at most."),
