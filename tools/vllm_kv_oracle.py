@@ -2,7 +2,7 @@
 
     python tools/vllm_kv_oracle.py draw SEED COUNT CASES.json       draw random cases (no vLLM needed)
     python tools/vllm_kv_oracle.py answer CASES.json OUT.json       answer them with the vLLM that is importable
-    python tools/vllm_kv_oracle.py compressed OUT.json              DeepSeek-V4-Flash's packed caches (vLLM >= 0.30)
+    python tools/vllm_kv_oracle.py compressed OUT.json              DeepSeek-V4-Flash's packed caches (vLLM >= 0.20)
 
 Cases hold layers by what they cache; the answer drives vLLM's own classes and functions
 (vllm/v1/kv_cache_interface.py, vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups, get_kv_cache_configs, the
@@ -188,25 +188,30 @@ def compressed_specs(ratios: list[int], fp8: bool) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for i, ratio in enumerate(ratios):
         p = f"model.layers.{i}."
-        out[p + "window"] = api.SlidingWindowMLASpec(block_size=64, sliding_window=128, **latent)
+        out[p + "window"] = _only(api.SlidingWindowMLASpec, block_size=64, sliding_window=128, **latent)
         if ratio <= 1:
             continue
         overlap, block = (2, 4) if ratio == 4 else (1, 8)
         pending = {**one, "block_size": block, "dtype": torch.float32, "sliding_window": overlap * ratio}
-        out[p + "latent"] = api.MLAAttentionSpec(block_size=256, tokens_per_state=ratio, **latent)
-        out[p + "pending"] = api.SlidingWindowMLASpec(head_size=2 * overlap * 512, **pending)
+        shared = {"block_size": 256, "tokens_per_state": ratio, "compress_ratio": ratio}
+        out[p + "latent"] = _only(api.MLAAttentionSpec, **shared, **latent)
+        out[p + "pending"] = _only(api.SlidingWindowMLASpec, head_size=2 * overlap * 512, **pending)
         if ratio == 4:
-            out[p + "index"] = api.MLAAttentionSpec(
-                block_size=256, head_size=132, dtype=torch.uint8, tokens_per_state=ratio, **one)
-            out[p + "index_pending"] = api.SlidingWindowMLASpec(head_size=2 * overlap * 128, **pending)
+            out[p + "index"] = _only(api.MLAAttentionSpec, head_size=132, dtype=torch.uint8, **shared, **one)
+            out[p + "index_pending"] = _only(api.SlidingWindowMLASpec, head_size=2 * overlap * 128, **pending)
     return out
 
 
 def compressed_answers() -> list[dict[str, Any]]:
     """Blocks and concurrency of DeepSeek-V4-Flash (43 layers) for some settings, with the layout its backend wants."""
     import vllm.v1.core.kv_cache_utils as utils
-    from vllm.v1.kv_cache_layout import KVCacheLayout
 
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+
+        layout: Any = KVCacheLayout.BLHNC
+    except ImportError:
+        layout = None
     ratios = [0, 0] + [4, 128] * 20 + [4]
     settings = ((8192, 1 << 20, 140 * GIB), (2048, 1 << 18, 20 * GIB), (16384, 30000, 16 * GIB))
     out = []
@@ -214,7 +219,7 @@ def compressed_answers() -> list[dict[str, Any]]:
         for budget, length, available in settings:
             case = {"max_model_len": length, "max_num_batched_tokens": budget, "batches": 2, "pp": 1, "override": None}
             config = _config(case, "none")
-            config.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout.BLHNC
+            config.cache_config.get_resolved_kv_cache_layout = lambda: layout
             answer_ = {**case, "fp8": fp8, "available": available}
             try:
                 made = utils.get_kv_cache_configs(config, [compressed_specs(ratios, fp8)], [available])[0]

@@ -17,11 +17,11 @@ differ, `KvRules` says how.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from bstar.physics.kv_packed import PackedShare, Packing, packed_members, packed_share
 from bstar.physics.kv_pages import Page
 from bstar.physics.partition import stage_bounds
 
@@ -38,7 +38,7 @@ class KvRules:
     override_checked         the check of max_model_len sees num_gpu_blocks_override
     in_flight_batches        windows reserve for every batch in flight, not for one
     null_block_reserved      the check of max_model_len leaves out the null block
-    packed                   mixed page sizes of compressed attention lie side by side in one block
+    packed                   how mixed page sizes of compressed attention share a block (`kv_packed`)
     seqs_within_states       more max_num_seqs than blocks is refused when there are states
     state_checkpoints        prefix caching keeps a second state per sequence (the "align" mode)
     prefill_checkpoints      … and a third where the kernel can export it inside a prefill (`Page.checkpoints`)
@@ -50,7 +50,7 @@ class KvRules:
     override_checked: bool
     in_flight_batches: bool
     null_block_reserved: bool
-    packed: bool
+    packed: Packing
     seqs_within_states: bool
     state_checkpoints: bool
     prefill_checkpoints: bool
@@ -66,7 +66,7 @@ def kv_rules(version: Version) -> KvRules:
         override_checked=v >= (0, 20, 1),
         in_flight_batches=v >= (0, 26),
         null_block_reserved=v >= (0, 29),
-        packed=v >= (0, 20),
+        packed="widest" if v >= (0, 29) else "padded" if v >= (0, 27) else "slots" if v >= (0, 23) else "tuples",
         seqs_within_states=v >= (0, 20),
         state_checkpoints=v >= (0, 16),
         prefill_checkpoints=v >= (0, 31),
@@ -111,7 +111,7 @@ class BlockPlan:
     """The pool of one engine: the smallest rank's blocks, as every rank gets that many.
 
     bytes_per_block         of the fullest pipeline stage
-    room_blocks             blocks that the check of max_model_len may use
+    room_bytes              what the check of max_model_len may use
     block_tokens            of the group with the smallest block, attention_block_tokens of full attention
     blocks_per_request      of a request of max_model_len tokens
     kv_cache_tokens         as the version logs it
@@ -121,7 +121,7 @@ class BlockPlan:
     groups: tuple[BlockGroup, ...]
     bytes_per_block: int
     num_blocks: int
-    room_blocks: int
+    room_bytes: int
     block_tokens: int
     attention_block_tokens: int
     blocks_per_request: int
@@ -129,6 +129,12 @@ class BlockPlan:
     kv_cache_tokens: int
     needed_bytes: int
     has_states: bool
+    share: PackedShare | None = None
+
+    @property
+    def holds_one_request(self) -> bool:
+        """Whether a request of max_model_len tokens fits, as the engine checks it."""
+        return self.needed_bytes <= self.room_bytes
 
 
 def block_groups(layers: Sequence[Sequence[Page]], rules: KvRules) -> tuple[BlockGroup, ...]:
@@ -137,10 +143,11 @@ def block_groups(layers: Sequence[Sequence[Page]], rules: KvRules) -> tuple[Bloc
     if not caches:
         return ()
     pages = [page for _, page in caches]
-    if _one_family(pages):
+    if one_family(pages):
         return (_group(caches),)
-    if rules.packed and len({p.page_bytes for p in pages}) > 1 and any(p.latent and p.window for p in pages):
-        return _packed_groups(caches)
+    if len({p.page_bytes for p in pages}) > 1 and any(p.latent and p.window for p in pages):
+        groups = tuple(_group(members) for members in packed_members(caches, one_family))
+        return groups if rules.packed == "widest" else tuple(_padded(g, groups) for g in groups)
     return _equal_page_groups([(i, p) for (i, _), p in zip(caches, _unify(pages), strict=True)], rules)
 
 
@@ -148,7 +155,7 @@ def _group(caches: Sequence[tuple[int, Page]]) -> BlockGroup:
     return BlockGroup(pages=tuple(p for _, p in caches), layers=tuple(i for i, _ in caches))
 
 
-def _one_family(pages: Sequence[Page]) -> bool:
+def one_family(pages: Sequence[Page]) -> bool:
     """Whether all caches need the same number of blocks, so that one block table serves them."""
     first = pages[0]
     if any(p.kind != first.kind or p.block_tokens != first.block_tokens for p in pages):
@@ -156,6 +163,14 @@ def _one_family(pages: Sequence[Page]) -> bool:
     if first.kind in ("sliding", "chunked"):
         return all(p.window == first.window for p in pages)
     return first.kind != "state" or all(p.page_bytes == first.page_bytes for p in pages)
+
+
+def _padded(group: BlockGroup, groups: Sequence[BlockGroup]) -> BlockGroup:
+    """Before 0.29 the windowed caches of a packed model are padded to the next page size of the growing ones."""
+    sizes = sorted({p.page_bytes for g in groups for p in g.pages if p.kind == "full"})
+    pages = tuple(
+        replace(p, page_bytes=min((x for x in sizes if x >= p.page_bytes), default=p.page_bytes)) for p in group.pages)
+    return replace(group, pages=pages)
 
 
 def _unify(pages: Sequence[Page]) -> list[Page]:
@@ -182,51 +197,6 @@ def _equal_page_groups(caches: Sequence[tuple[int, Page]], rules: KvRules) -> tu
         number = ceil(len(members) / size)
         groups += [_group(members[i::number]) for i in range(number)]
     return tuple(groups)
-
-
-def _packed_groups(caches: Sequence[tuple[int, Page]]) -> tuple[BlockGroup, ...]:
-    """Mixed page sizes side by side in one block: kinds with one page size are split down to the pattern's repeats."""
-    buckets: list[list[tuple[int, Page]]] = []
-    for cache in caches:
-        for bucket in buckets:
-            if _one_family([p for _, p in bucket] + [cache[1]]):
-                bucket.append(cache)
-                break
-        else:
-            buckets.append([cache])
-    counted = [Counter(p.page_bytes for _, p in bucket) for bucket in buckets]
-    balanced = [len(set(c.values())) == 1 for c in counted]
-    repeats = [max(c.values()) for c in counted]
-    floor = max((r for r, c, even in zip(repeats, counted, balanced, strict=True) if even and len(c) > 1), default=0)
-    target = _least_padding([r for r, even in zip(repeats, balanced, strict=True) if even], floor) if floor else 0
-    numbers = [
-        ceil(r / target) if even and target else 1 for r, even in zip(repeats, balanced, strict=True)
-    ]
-
-    def is_state(bucket: list[tuple[int, Page]]) -> bool:
-        kind = bucket[0][1].kind
-        return kind == "state" or (not target and kind == "sliding")
-
-    anchor = max(
-        sum(ceil(n / (len(bucket) if is_state(bucket) else number)) * size for size, n in count.items())
-        for bucket, count, number in zip(buckets, counted, numbers, strict=True)
-    )
-    groups: list[BlockGroup] = []
-    for bucket, count, number in zip(buckets, counted, numbers, strict=True):
-        if is_state(bucket):
-            number = max(number, ceil(len(bucket) / max(anchor // bucket[0][1].page_bytes, 1)))
-        if number == 1:
-            groups.append(_group(bucket))
-            continue
-        columns = [[c for c in bucket if c[1].page_bytes == size] for size in count]
-        rows = list(zip(*columns, strict=False))
-        groups += [_group([c for row in rows[i::number] for c in row]) for i in range(number)]
-    return tuple(groups)
-
-
-def _least_padding(values: Sequence[int], floor: int) -> int:
-    """The chunk size ≥ floor that pads `values` least when each is rounded up to a multiple (ties: larger)."""
-    return min(range(max(floor, 1), max([*values, floor]) + 1), key=lambda d: (sum(-v % d for v in values), -d))
 
 
 def blocks_of_request(group: BlockGroup, request: RequestShape) -> int:
@@ -261,15 +231,19 @@ def block_plan(
     """
     bounds = [*stage_bounds(num_layers, len(available_bytes))]
     bounds[-1] = (bounds[-1][0], 1 << 30)
+    share = _packed_share(groups, rules)
     per_block = [max((g.on_stage(b) for g in groups), default=0) for b in bounds]
     if not rules.stages_projected and len({p.page_bytes for g in groups for p in g.pages}) > 1:
         per_block = [max(g.block_bytes for g in groups)] * len(bounds)
+    if share is not None:
+        per_block = [share.block_bytes] * len(bounds)
     counts = [max(a, 0) // size for a, size in zip(available_bytes, per_block, strict=True) if size]
     num_blocks = room = min(counts, default=0)
     if num_blocks_override is not None:
         num_blocks = num_blocks_override
         room = num_blocks if rules.override_checked else room
-    per_request = sum(blocks_of_request(g, request) for g in groups)
+    widest = max(per_block, default=0)
+    per_request = _blocks_per_request(groups, request, share, rules)
     concurrency = num_blocks / per_request if per_request else 0.0
     attention = [g.block_tokens for g in groups if g.block_tokens]
     block_tokens = min(attention, default=0)
@@ -280,22 +254,45 @@ def block_plan(
         else num_blocks // max(len(groups), 1) * block_tokens * request.dcp
     )
     return BlockPlan(
-        groups=groups, bytes_per_block=max(per_block, default=0), num_blocks=num_blocks,
-        room_blocks=max(room - rules.null_block_reserved, 0), block_tokens=block_tokens,
+        groups=groups, bytes_per_block=widest, num_blocks=num_blocks, block_tokens=block_tokens,
+        room_bytes=max(room - rules.null_block_reserved, 0) * widest,
         attention_block_tokens=max(full or attention, default=0),
         blocks_per_request=per_request, max_concurrency=concurrency, kv_cache_tokens=tokens,
-        needed_bytes=per_request * max(per_block, default=0),
+        needed_bytes=_needed_bytes(groups, request, widest, share), share=share,
         has_states=any(p.kind == "state" for g in groups for p in g.pages))
 
 
-def longest_context(
-    groups: tuple[BlockGroup, ...], available_blocks: int, request: RequestShape, *, upper: int
+def _packed_share(groups: Sequence[BlockGroup], rules: KvRules) -> PackedShare | None:
+    """The block of a packed model before 0.29, None for every other."""
+    mixed = len({p.page_bytes for g in groups for p in g.pages}) > 1
+    if len(groups) < 2 or not mixed or rules.packed == "widest":
+        return None
+    return packed_share([[p.page_bytes for p in g.pages] for g in groups],
+                        [g.pages[0].kind == "full" for g in groups], rules.packed)
+
+
+def _blocks_per_request(
+    groups: Sequence[BlockGroup], request: RequestShape, share: PackedShare | None, rules: KvRules
 ) -> int:
-    """The largest max_model_len of which one request fits into `available_blocks` (0: none), by bisection."""
+    taken = [blocks_of_request(g, request) for g in groups]
+    if share is None or rules.packed == "padded":
+        return sum(taken)
+    return ceil(sum(n * g.block_bytes for n, g in zip(taken, groups, strict=True)) / share.full_bytes)
+
+
+def _needed_bytes(
+    groups: Sequence[BlockGroup], request: RequestShape, bytes_per_block: int, share: PackedShare | None
+) -> int:
+    taken = sum(blocks_of_request(g, request) for g in groups)
+    return taken * (bytes_per_block if share is None else share.checked_bytes)
+
+
+def longest_context(plan: BlockPlan, request: RequestShape, *, upper: int) -> int:
+    """The largest max_model_len of which one request fits into the plan's pool (0: none), by bisection."""
 
     def fits(length: int) -> bool:
         shape = replace(request, max_model_len=length)
-        return sum(blocks_of_request(g, shape) for g in groups) <= available_blocks
+        return _needed_bytes(plan.groups, shape, plan.bytes_per_block, plan.share) <= plan.room_bytes
 
     low, high = 0, upper
     while low < high:

@@ -161,8 +161,8 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     if engine.num_gpu_blocks_override is not None:
         available = (plan.num_blocks * plan.bytes_per_block,) * len(available)
     longest = engine.max_model_len
-    if plan.blocks_per_request > plan.room_blocks:
-        longest = longest_context(plan.groups, plan.room_blocks, request, upper=longest)
+    if not plan.holds_one_request:
+        longest = longest_context(plan, request, upper=longest)
     reason = _refusal(deployment, weights[stage], available[stage], plan, longest)
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage],
@@ -203,7 +203,7 @@ def _refusal(
         )
     if not plan.groups:
         return None
-    if plan.blocks_per_request > plan.room_blocks:
+    if not plan.holds_one_request:
         return (
             f"max_model_len {engine.max_model_len} needs {plan.needed_bytes / GIB:.2f} GiB of KV cache, "
             f"{available / GIB:.2f} GiB is available; the estimated maximum model length is {longest}"
