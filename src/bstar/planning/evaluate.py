@@ -175,7 +175,7 @@ def _final(task: Task, sized: Sized) -> Deployment:
 def _landmarks(marks: Landmarks, sized: Sized, task: Task) -> dict[str, float | None]:
     names = ("ridge_point", "b_star", "b_gemm", "b_compute", "b_mem", "b_mem_full", "b_tok")
     out: dict[str, float | None] = {name: getattr(marks, name) for name in names}
-    out["b_slo"] = slo_batch(sized.deployment, task.workload, task.slo)
+    out["b_slo"] = slo_batch(sized.deployment, task.workload, task.slo, draws=task.draws)
     return out
 
 

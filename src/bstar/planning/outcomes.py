@@ -143,7 +143,7 @@ def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap:
         # Schweitzer's mean value analysis of the prefill queue among that many clients.
         queue = rate * service / np.maximum(1.0 - rate * service * others, 1e-3)
         joining = rate * np.minimum(n, 1.0) * (1.0 + replica.prefill_lag_steps) * replica.step_s(n)
-        return np.asarray(queue + joining)
+        return np.asarray(queue + joining + rate * replica.request_s)
 
     for _ in range(50):
         middle = 0.5 * (low + high)
@@ -214,16 +214,14 @@ def _experience(
     spread = rate[:, None] * (cost_square + (gap_cv_squared - 1.0) * mean_cost**2)[:, None]
     here = replica.step_s(np.maximum(met, 1.0))
     mean_step = here / free
-    # The running step as an arrival sees it: gamma, weighted by length.
+    # A step is T and the prompts that came during the one before.
     # A finite number of clients cannot pile up: a prompt in prefill is a client that sends nothing.
     echo = 0.0 if clients is not None else 1.0
-    clustering = spread / (1.0 - echo * phi * phi)
-    running = _gamma_quantile(
-        mean_step + clustering, clustering * (mean_step + clustering), draws.wait_z
-    )
+    extra, extra_variance = phi * mean_step, spread * mean_step / (1.0 - echo * phi * phi)
+    running = here + _length_biased_extra_s(here, extra, extra_variance, draws.wait_z)
     lag = replica.prefill_lag_steps
-    company = _gamma_quantile(
-        phi * running + lag * mean_step, spread * running + lag * clustering * mean_step, draws.company_z
+    company = lag * here + _gamma_quantile(
+        phi * running + lag * extra, spread * running + lag * extra_variance, draws.company_z
     )
     in_own_step = here + cost + phi * running
     service = cost / replica.pipeline_stages + base * new / budget
@@ -232,7 +230,7 @@ def _experience(
     joining = company if clients is not None else draws.phase * running + company
     wait = np.where(met > 0, np.maximum(joining, queue), queue)
     chunks = np.ceil(new / budget)
-    ttft = admission + wait + chunks * here + cost
+    ttft = replica.request_s + admission + wait + chunks * here + cost
 
     pace = _pace_s(replica, draws, mean, met, prefill_fraction)
     time = decode * pace
@@ -289,6 +287,20 @@ def _pace_s(
     own = np.minimum(met + 1.0, float(replica.largest_batch))
     seen = centre[:, None] + (own - centre[:, None]) * kept
     return replica.step_s(np.maximum(seen, 1.0))
+
+
+def _length_biased_extra_s(base: Floats, mean: Floats, variance: Floats, z: Floats) -> Floats:
+    """What the prompts add to the step that an arrival falls into: long steps are met more often.
+
+    A step is base + X, X gamma of that mean and variance; weighted by its length, X has the moments
+    E[X·(base + X)]/(base + mean) and E[X²·(base + X)]/(base + mean), which a gamma variable is fitted to.
+    """
+    second = mean * mean + variance
+    kappa = variance / np.maximum(mean * mean, 1e-300)
+    third = mean**3 * (1.0 + kappa) * (1.0 + 2.0 * kappa)
+    length = base + mean
+    first_biased = (base * mean + second) / length
+    return _gamma_quantile(first_biased, (base * second + third) / length - first_biased**2, z)
 
 
 def _gamma_quantile(mean: Floats, variance: Floats, z: Floats) -> Floats:

@@ -15,7 +15,7 @@ from bstar.planning.feasibility import NoAnswerError, needed_model_len
 from bstar.planning.rank import bound_key, sized_key, with_pareto
 from bstar.planning.results import PlanResult, Rejected
 from bstar.planning.screen import Screened, Spot, Task, screen
-from bstar.planning.space import EngineChoice, as_sequence, layouts
+from bstar.planning.space import EngineChoice, Layout, as_sequence, build, layouts
 from bstar.specs.device import DeviceSpec
 from bstar.specs.formats import kv_format
 from bstar.specs.model import ModelSpec
@@ -79,7 +79,8 @@ def plan(
         input_tokens, output_tokens, trace, rate_per_s=rate_per_s, concurrency=concurrency, burstiness=burstiness,
         prefix_tokens=prefix_tokens, prefix_hit_fraction=prefix_hit_fraction)  # fmt: skip
     limits = _slo(slo, attainment_fraction)
-    _check(max_gpus, peak_factor, headroom_fraction)
+    _check(max_gpus, peak_factor, headroom_fraction, max_num_seqs, max_num_batched_tokens)
+    devices = _devices(gpus)
     own = resolve_model(model) if isinstance(model, str) else model
     draws = request_draws(load)
     needs = length_needs(load, draws)
@@ -99,7 +100,11 @@ def plan(
     kv_dtypes = as_sequence(kv_cache_dtypes) or ("auto",)
     for name in kv_dtypes:
         kv_format(name, model_dtype=own.dtype)
-    screened, rejected = _screen(task, models, _devices(gpus), kv_dtypes, prices or {})
+    # Flags that no layout could have are the user's to mend, not a layout's.
+    for device in devices:
+        build(models[0], device, Layout(), task.choice, kv_cache_dtype=kv_dtypes[0], max_model_len=task.max_model_len,
+              max_num_seqs=max_num_seqs or 1, max_num_batched_tokens=max_num_batched_tokens)  # fmt: skip
+    screened, rejected = _screen(task, models, devices, kv_dtypes, prices or {})
     sized, refused = _size_best(task, screened, most_candidates)
     left = len(screened) - len(sized) - len(refused)
     return PlanResult(
@@ -145,8 +150,13 @@ def _size_best(task: Task, screened: Sequence[Screened], most: int) -> tuple[lis
         except NoAnswerError as no:
             refused.append(_rejected(one.spot, no))
         sized.sort(key=lambda s: sized_key(s, task))
-    best = [*(refined(task, s) for s in sized[:REFINED]), *sized[REFINED:]]
-    return sorted(best, key=lambda s: sized_key(s, task))[:most], refused
+    done: list[Sized] = []
+    for place, found in enumerate(sized):
+        # Another token budget cannot help where even the bound of the layout is behind the best found.
+        hopeful = place < REFINED or bound_key(found.screened, task)[:2] < sized_key(done[0], task)[:2]
+        done.append(refined(task, found) if hopeful else found)
+        done.sort(key=lambda s: sized_key(s, task))
+    return done[:most], refused
 
 
 def _rejected(spot: Spot, no: NoAnswerError) -> Rejected:
@@ -200,9 +210,12 @@ def _devices(gpus: str | DeviceSpec | Sequence[str | DeviceSpec]) -> tuple[Devic
     return tuple(found.values())
 
 
-def _check(max_gpus: int | None, peak_factor: float, headroom_fraction: float) -> None:
-    if max_gpus is not None and max_gpus < 1:
-        raise SpecError(f"max_gpus: must be at least 1, is {max_gpus}")
+def _check(
+    max_gpus: int | None, peak_factor: float, headroom_fraction: float, max_num_seqs: int | None, budget: int | None
+) -> None:
+    for name, value in (("max_gpus", max_gpus), ("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", budget)):
+        if value is not None and value < 1:
+            raise SpecError(f"{name}: must be at least 1, is {value}")
     if not 0 < peak_factor < float("inf"):
         raise SpecError(f"peak_factor: must be positive and finite, is {peak_factor}")
     if not 0 <= headroom_fraction < 1:

@@ -25,6 +25,7 @@ class Replica:
     token_budget      max_num_batched_tokens, of one data-parallel rank
     room_sequences    sequences whose cache fits, contexts at their mean (B_mem)
     context_cv        coefficient of variation of the cache of one sequence in flight
+    request_s         time of a request outside the engine's steps (HTTP, tokenizer, first stream chunk)
     pipeline_stages, attention_dp   see `stalled_fraction` and `marginal_prefill_s`
     prefill_lag_steps steps between a request's arrival in the engine and the one it joins (asynchronous scheduling)
     """
@@ -41,6 +42,7 @@ class Replica:
     prefill_lag_steps: float = 0.0
     pipeline_stages: int = 1
     attention_dp: int = 1
+    request_s: float = 0.0
 
     @property
     def largest_batch(self) -> int:
@@ -104,20 +106,23 @@ def attention_pairs(draws: RequestDraws) -> Floats:
 
 
 def mean_prefill_s(replica: Replica, draws: RequestDraws, rate_per_s: Floats) -> Floats:
-    """c(n): mean seconds that the prefill of one request takes from n = 1 … N decoding sequences.
-
-    `rate_per_s` broadcasts against (N,). The more prompts share a step, the fewer of their tokens ride free:
-    a step holds the prompt itself and what arrives while a decode step runs, within the token budget.
-    """
+    """c(n) beside n = 1 … N decoding sequences at a rate; `rate_per_s` broadcasts against (N,)."""
     batch = np.arange(1, replica.largest_batch + 1, dtype=np.float64)
+    return prefill_of_a_request_s(replica, draws, batch, rate_per_s * replica.decode_step_s)
+
+
+def prefill_of_a_request_s(replica: Replica, draws: RequestDraws, batch: Floats, arrive: Floats) -> Floats:
+    """c: mean seconds that the prefill of one request takes from `batch` decoding sequences.
+
+    arrive   requests that come during one decode step. The more prompts share a step, the fewer of their tokens
+             ride free: a step holds the prompt itself and what came meanwhile, within the token budget.
+    """
     new = draws.new_tokens
     mean_new = float(new.mean())
-    arrive = rate_per_s * replica.decode_step_s
     skew = replica.imbalance(arrive)
-    budget = prompt_budget(replica, batch)
     # Weighted by tokens: the step that a token is in holds the token's own prompt.
     own = float((new * new).mean()) / mean_new
-    together = np.minimum(own + arrive * mean_new, np.maximum(budget / skew, 1.0))
+    together = np.minimum(own + arrive * mean_new, np.maximum(prompt_budget(replica, batch) / skew, 1.0))
     pairs = float(attention_pairs(draws).mean()) * replica.pair_s * skew
     return (replica.marginal_prefill_s(batch, together, arrive) * mean_new + pairs) * replica.stalled_fraction
 

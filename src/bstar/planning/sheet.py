@@ -24,11 +24,12 @@ from bstar.planning.limits import (
     recommend_max_num_seqs,
     recommend_token_budget,
 )
-from bstar.planning.replica import attention_pairs
-from bstar.planning.steps import PrefillCost, prefill_cost
+from bstar.planning.replica import Replica, prefill_of_a_request_s
+from bstar.planning.steps import replica_of
 from bstar.specs.deployment import Deployment
 from bstar.specs.slo import Slo
 from bstar.specs.workload import Workload
+from bstar.traffic.lengths import fixed
 
 Floats = NDArray[np.float64]
 
@@ -122,8 +123,8 @@ def explain(
         raise SpecError(f"batch: must be at least 1, is {batch}")
     marks = landmarks_of(deployment, workload_or_context)
     budget = memory_budget(deployment)
-    prefill = _PrefillShare.of(deployment, workload)
-    limit_s, notes = _tpot_limit_s(slo, prefill, deployment)
+    prefill = _PrefillShare.of(deployment, workload, marks.context_tokens)
+    limit_s, notes = _tpot_limit_s(slo, prefill)
 
     def step_of(batches: Floats) -> Floats:
         expected = decode_curve(deployment, batches, marks.context_tokens).expected_s
@@ -135,7 +136,7 @@ def explain(
     seqs = recommend_max_num_seqs(marks, b_slo, sized, attention_dp=ranks, fits=budget.fits, why_not=budget.reason)
     at = float(batch) if batch is not None else float((seqs.value or 1) * ranks)
     tokens = recommend_token_budget(
-        lambda chunk: step_of(np.array([at])) + prefill.chunk_s(at / ranks, chunk),
+        lambda chunk: step_of(np.array([at])) + prefill.chunk_s(at, chunk),
         default=deployment.engine.max_num_batched_tokens, max_num_seqs=max(int(at / ranks), 1),
         b_gemm=marks.b_gemm / marks.sequences_per_rank, tpot_s=limit_s,
     )  # fmt: skip
@@ -163,10 +164,12 @@ def explain(
     )  # fmt: skip
 
 
-def slo_batch(deployment: Deployment, workload: Workload, slo: Slo) -> float | None:
+def slo_batch(
+    deployment: Deployment, workload: Workload, slo: Slo, *, draws: RequestDraws | None = None
+) -> float | None:
     """B_slo alone: the largest batch whose step, with its share of prefill, meets the TPOT limit; None: none."""
-    prefill = _PrefillShare.of(deployment, workload)
-    limit_s, _ = _tpot_limit_s(slo, prefill, deployment)
+    prefill = _PrefillShare.of(deployment, workload, workload.mean_decode_context_tokens, draws)
+    limit_s, _ = _tpot_limit_s(slo, prefill)
     if limit_s is None:
         return None
     context = workload.mean_decode_context_tokens
@@ -179,51 +182,49 @@ def slo_batch(deployment: Deployment, workload: Workload, slo: Slo) -> float | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PrefillShare:
-    """Prefill work of a workload, as seen from a decode step; nothing where there is no workload."""
+    """Prefill work as a decode step sees it; of a bare context (draws None) there is none."""
 
-    cost: PrefillCost
+    replica: Replica
     draws: RequestDraws | None
-    pipeline_stages: int
-    token_budget: float
 
     @classmethod
-    def of(cls, deployment: Deployment, workload: Workload | None) -> _PrefillShare:
-        draws = None if workload is None else request_draws(workload)
-        longest = 1.0 if draws is None else float(draws.input_tokens.max())
-        return cls(
-            cost=prefill_cost(deployment, longest), draws=draws, pipeline_stages=deployment.parallel.pp,
-            token_budget=float(deployment.engine.max_num_batched_tokens * deployment.parallel.attention_dp),
-        )  # fmt: skip
+    def of(
+        cls, deployment: Deployment, workload: Workload | None, context: float, draws: RequestDraws | None = None
+    ) -> _PrefillShare:
+        if draws is None and workload is not None:
+            draws = request_draws(workload)
+        replica = replica_of(
+            deployment, draws or _one_request(context), context=context, room_sequences=math.inf, largest_batch=1
+        )
+        return cls(replica=replica, draws=draws)
 
     def chunk_s(self, batch: float, tokens: Floats) -> Floats:
-        """Seconds that a prompt chunk of `tokens` adds to a step of `batch` decodes."""
-        grid, times = self.cost.token_grid, self.cost.token_step_s
-        added = np.interp(batch + tokens, grid, times) - np.interp(batch, grid, times)
-        return np.asarray(added + self.cost.pair_s * tokens * (tokens + 1.0) / 2.0)
+        """Seconds that a prompt chunk of `tokens` on one data-parallel rank adds to a step of `batch` decodes."""
+        replica = self.replica
+        added = tokens * replica.marginal_prefill_s(np.array([batch]), tokens)
+        return np.asarray(added + replica.pair_s * replica.attention_dp * tokens * (tokens + 1.0) / 2.0)
 
     def per_step_s(self, batch: Floats) -> Floats:
         """Prefill seconds in a step of `batch`: each sequence ends after D steps, and a new prompt takes its place."""
         if self.draws is None or self.draws.mean_decode_tokens <= 0:
             return np.zeros_like(batch)
-        new = self.draws.new_tokens
-        mean_new, decode = float(new.mean()), self.draws.mean_decode_tokens
-        starts = batch / decode  # requests that begin in one step
-        together = np.clip(float((new * new).mean()) / mean_new + starts * mean_new, 1.0,
-                           np.maximum(self.token_budget - batch, 1.0))
-        grid, times = self.cost.token_grid, self.cost.token_step_s
-        added = (np.interp(batch + together, grid, times) - np.interp(batch, grid, times)) / together
-        pairs = float(attention_pairs(self.draws).mean()) * self.cost.pair_s
-        return np.asarray(starts * (added * mean_new + pairs) / self.pipeline_stages)
+        starts = batch / self.draws.mean_decode_tokens
+        return np.asarray(starts * prefill_of_a_request_s(self.replica, self.draws, batch, starts))
 
 
-def _tpot_limit_s(slo: Slo | None, prefill: _PrefillShare, deployment: Deployment) -> tuple[float | None, list[str]]:
+def _one_request(context: float) -> RequestDraws:
+    """A prompt of that length and one more token: what a bare context stands for."""
+    length = fixed(max(int(context), 1))
+    return request_draws(Workload(input_tokens=length, output_tokens=fixed(1)), count=1)
+
+
+def _tpot_limit_s(slo: Slo | None, prefill: _PrefillShare) -> tuple[float | None, list[str]]:
     """The TPOT that the SLO asks for: its own limit, or what its E2E limit leaves to each output token."""
     if slo is None:
         return None, []
     if slo.e2e_s is None or prefill.draws is None or prefill.draws.mean_decode_tokens <= 0:
         return slo.tpot_s, []
-    prompt = float(prefill.draws.new_tokens.mean())
-    first = float(np.interp(prompt, prefill.cost.token_grid, prefill.cost.token_step_s))
+    first = float(prefill.chunk_s(1.0, prefill.draws.new_tokens).mean() + prefill.replica.decode_step_s[0])
     left = max(slo.e2e_s - first, 1e-9) / prefill.draws.mean_decode_tokens
     if slo.tpot_s is not None and slo.tpot_s <= left:
         return slo.tpot_s, []

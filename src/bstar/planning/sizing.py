@@ -48,24 +48,25 @@ def open_capacity(
         best = int(np.argmax(top))
         return Capacity(load=float(top[best]), cap=int(lanes[best]), requests_per_s=float(top[best]))
 
-    def attained(rate: Floats, chosen: Ints) -> Floats:
-        return open_outcomes(replica, draws, rate, chosen, gap_cv_squared=gap_cv_squared).attainment(slo)
+    def attained(rate: float, chosen: Ints) -> NDArray[np.bool_]:
+        found = open_outcomes(replica, draws, np.full(chosen.shape, rate), chosen, gap_cv_squared=gap_cv_squared)
+        return np.asarray(found.attainment(slo) >= slo.attainment_fraction)
 
-    able = attained(top * 1e-4, lanes) >= slo.attainment_fraction
+    low, high = float(top.min()) * 1e-4, float(top.max())
+    able = attained(low, lanes)
     if not able.any():
         return None
     lanes, top = lanes[able], top[able]
-    low, high = top * 1e-4, top.copy()
+    # One rate for all lanes: those that fail at a rate where another one succeeds are out.
     for _ in range(_ROUNDS):
         middle = 0.5 * (low + high)
-        good = attained(middle, lanes) >= slo.attainment_fraction
-        low, high = np.where(good, middle, low), np.where(good, high, middle)
-        # A lane whose upper bound is below another's lower bound cannot win any more.
-        alive = high >= low.max() * (1.0 - 1e-12)
-        lanes, low, high = lanes[alive], low[alive], high[alive]
-    # Lanes within half a percent are equal: the fewest places leave the least to go wrong in a burst.
-    best = int(np.argmax(low >= low.max() * 0.995))
-    return Capacity(load=float(low[best]), cap=int(lanes[best]), requests_per_s=float(low[best]))
+        good = attained(middle, lanes) & (top >= middle)
+        if good.any():
+            low, lanes, top = middle, lanes[good], top[good]
+        else:
+            high = middle
+    # Among equals the fewest places: they leave the least to go wrong in a burst.
+    return Capacity(load=low, cap=int(lanes[0]), requests_per_s=low)
 
 
 def closed_capacity(replica: Replica, draws: RequestDraws, slo: Slo, lanes: Ints) -> Capacity | None:
