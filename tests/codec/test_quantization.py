@@ -167,6 +167,15 @@ def test_unquantized_layers_and_modules() -> None:
     assert len(model.layers) == 4
 
 
+def test_expert_targets_by_regular_expression() -> None:
+    raw = {**SMALL, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+           "quantization_config": {"quant_method": "compressed-tensors", "ignore": [], "config_groups": {"g": {
+               "targets": ["re:.*mlp\\.experts\\.\\d+\\.(gate|up|down)_proj$"],
+               "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}}}}}
+    found = formats(model_from_config(raw, name="m"), 0)
+    assert {n for n, f in found.items() if f != "bf16"} == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+
+
 def test_gptq_dynamic_and_auto_round_extras() -> None:
     dynamic = {"-:.*layers\\.0\\..*": {}, "+:.*down_proj": {"bits": 8, "group_size": 32}}
     model = model_from_config({**SMALL, "quantization_config": {

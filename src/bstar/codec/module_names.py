@@ -85,6 +85,19 @@ def canonical(entry: str) -> str:
     return _STACKS.sub("layers", entry) if _STACKS.match(entry) else entry
 
 
+_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_LAYER_NUMBER = re.compile(r"\d")
+
+
+def spelled_in(names: Sequence[str], tokens: frozenset[str] | None) -> tuple[str, ...]:
+    """The first spelling, and those others that have a component of their own among `tokens`."""
+    if tokens is None:
+        return tuple(names)
+    usual = set(names[0].split("."))
+    return tuple(n for i, n in enumerate(names) if i == 0 or any(
+        c in tokens for c in n.split(".") if c not in usual) or not set(n.split(".")) - usual)
+
+
 class Patterns:
     """A list of module names and patterns, as one predicate over a tensor's names.
 
@@ -92,11 +105,12 @@ class Patterns:
     components ("gate", "mlp.gate", "lm_head") that occur in a name.
     """
 
-    __slots__ = ("_components", "_exact", "_prefixes", "_regex", "_substring")
+    __slots__ = ("_components", "_exact", "_prefixes", "_regex", "_substring", "by_layer", "tokens")
 
     def __init__(self, entries: Iterable[Any], *, where: str, substring: bool = False) -> None:
         self._exact: set[str] = set()
         self._components: tuple[str, ...] = ()
+        open_ended = False
         prefixes: list[str] = []
         expressions: list[str] = []
         components: list[str] = []
@@ -105,6 +119,7 @@ class Patterns:
                 raise ConfigError(f"config.json: {where} holds a {type(entry).__name__}; it must hold module names")
             if entry.startswith("re:"):
                 expressions.append(_checked(entry[3:], where))
+                open_ended = open_ended or bool(set("([|\\{") & set(entry[3:].replace("\\.", "")))
             elif "*" in entry or "?" in entry:
                 pattern = canonical(entry)
                 if pattern.endswith("*") and not set("*?[") & set(pattern[:-1]):
@@ -116,6 +131,11 @@ class Patterns:
                 self._exact.add(name)
                 if not name.startswith("layers."):
                     components.append(name)
+        # Identifiers in the patterns (None: an alternative or a class may stand for others), and whether a
+        # layer's number matters: what the matching can leave out.
+        text = " ".join([*self._exact, *prefixes, *expressions])
+        self.tokens = None if open_ended else frozenset(_TOKEN.findall(text))
+        self.by_layer = bool(_LAYER_NUMBER.search(text))
         self._prefixes = tuple(prefixes)
         self._components = tuple(components)
         self._substring = tuple(components) if substring else ()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bstar.codec import quantization_formats as formats
-from bstar.codec.module_names import Patterns, local_names
+from bstar.codec.module_names import Patterns, local_names, spelled_in
 from bstar.errors import ConfigError
 from bstar.specs.formats import (
     BF16,
@@ -49,6 +49,19 @@ class Quantization:
     roles: frozenset[Role] | None = None
     kv_cache_dtype: str | None = None
     notes: list[str] = field(default_factory=list)
+    _found: dict[tuple[int, tuple[WeightTensor, ...]], WeightFormats] = field(default_factory=dict)
+    _spelled: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def _patterns(self) -> list[Patterns]:
+        return [p for p, _ in self.named] + ([self.excluded] if self.excluded is not None else [])
+
+    def _spellings(self, name: str) -> tuple[str, ...]:
+        """The spellings of a tensor that some pattern could name."""
+        if name not in self._spelled:
+            tokens = [p.tokens for p in self._patterns()]
+            some = frozenset().union(*(t for t in tokens if t is not None))
+            self._spelled[name] = spelled_in(local_names(name), None if None in tokens else some)
+        return self._spelled[name]
 
     def _format_of(self, names: Sequence[str], tensor: WeightTensor) -> TensorFormat | None:
         for patterns, fmt in self.named:
@@ -79,7 +92,11 @@ class Quantization:
         """The formats of layer `index`, which holds `tensors`."""
         if self.default is None and not self.named:
             return WeightFormats(base=base, default=base)
-        return self._formats(tensors, lambda n: [f"layers.{index}.{x}" for x in local_names(n)], base)
+        key = (index if any(p.by_layer for p in self._patterns()) else 0, tuple(tensors))
+        if key not in self._found:
+            self._found[key] = self._formats(
+                tensors, lambda n: [f"layers.{index}.{x}" for x in self._spellings(n)], base)
+        return self._found[key]
 
     def outer_formats(self, tensors: Sequence[WeightTensor], base: TensorFormat) -> WeightFormats:
         """The formats of embedding, head and what else stands outside the layers."""
