@@ -26,7 +26,7 @@ def replay_schedule(case: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Raises SpecError on a case that cannot be read, and on one with a request that can never finish.
     """
-    settings = _settings(case)
+    settings = case_settings(case)
     requests = case_requests(case, settings.block_size)
     ids = {r.rank: raw["id"] for r, raw in zip(requests, case["requests"], strict=True)}
     arrivals = deque(
@@ -116,7 +116,8 @@ def block_keys(own: object, group: object, shared_tokens: int, block_size: int) 
     return key
 
 
-def _settings(case: Mapping[str, Any]) -> SchedulerSettings:
+def case_settings(case: Mapping[str, Any]) -> SchedulerSettings:
+    """The engine of a case. Raises SpecError on one that cannot be read."""
     if not isinstance(case, Mapping) or not isinstance(case.get("engine"), Mapping):
         raise SpecError("case: must be an object with `engine` and `requests`")
     if not isinstance(case.get("requests"), list):

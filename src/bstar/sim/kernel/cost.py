@@ -1,0 +1,122 @@
+"""Seconds of a step as the kernel needs them: tables by batch, rates by context, a few rounded corners.
+
+    decode step of B sequences     decode_s[B] + Σ spans rate·Σ reach(context)
+    mixed step                     step_s + token_s[N] + sampled_s[n] + linear·x + Σ spans rate·Σ reach
+                                   + Σ rows (compute^p + memory^p)^(1/p)
+
+    x = (decode tokens, prompt tokens, sequences, cached tokens under chunks, then pairs and keys of each prompt span)
+
+`bstar.sim.step_cost` fills it from `bstar.latency`; nothing here knows a device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DECODE, PROMPT, SEQUENCES, CACHED, FIRST_SPAN = 0, 1, 2, 3, 4
+
+
+class StepCost(NamedTuple):
+    """A deployment's step times.
+
+    decode_s     (max_num_seqs + 1,) a decode step at no context
+    span_rate, span_limit, span_restarts   per reach of a decoded token: seconds per token of context, its window
+                 (0: none), 1 where the window is a chunk that restarts
+    token_s      (max tokens + 1,) operators that depend on the step's tokens alone
+    sampled_s    (max_num_seqs + 1,) those that depend on the positions that need logits
+    linear       (4 + 2·prompt spans,) seconds per unit of x
+    prompt_fixed_s, decode_fixed_s, step_s   where the step has prompt tokens, has decoded ones, always
+    row_compute, row_memory   (rows, len(x)) seconds per unit of x of operators with a rounded corner
+    row_base, row_phase       (rows,) seconds of their weights; 0 always active, 1 with decodes, 2 with prompts
+    prompt_limit, prompt_restarts, prompt_gathers, prompt_stride   per prompt span, as `physics.statistics.Span`
+    """
+
+    decode_s: Floats
+    span_rate: Floats
+    span_limit: Ints
+    span_restarts: Ints
+    token_s: Floats
+    sampled_s: Floats
+    linear: Floats
+    prompt_fixed_s: float
+    decode_fixed_s: float
+    step_s: float
+    row_compute: Floats
+    row_memory: Floats
+    row_base: Floats
+    row_phase: Ints
+    power: float
+    prompt_limit: Ints
+    prompt_restarts: Ints
+    prompt_gathers: Ints
+    prompt_stride: Floats
+
+
+@njit(cache=True, nogil=True)
+def _pairs_upto(n: float, limit: int, restarts: int) -> float:
+    """Pairs of the first n tokens of a sequence."""
+    if limit == 0:
+        return n * (n + 1.0) / 2.0
+    if restarts:
+        whole = np.floor(n / limit)
+        rest = n - whole * limit
+        return whole * (limit * (limit + 1.0) / 2.0) + rest * (rest + 1.0) / 2.0
+    inside = min(n, float(limit))
+    return inside * (inside + 1.0) / 2.0 + (n - inside) * limit
+
+
+@njit(cache=True, nogil=True)
+def add_chunk(cost: StepCost, x: Floats, new: int, cached: int) -> None:
+    """Count a prompt chunk of `new` tokens on `cached` ones."""
+    x[PROMPT] += new
+    x[SEQUENCES] += 1.0
+    x[CACHED] += cached
+    for g in range(cost.prompt_limit.size):
+        limit, stride = cost.prompt_limit[g], cost.prompt_stride[g]
+        restarts = cost.prompt_restarts[g]
+        if limit == 0:
+            pairs = new * cached + new * (new + 1.0) / 2.0
+            keys = float(new + cached)
+        else:
+            pairs = _pairs_upto(float(cached + new), limit, restarts) - _pairs_upto(float(cached), limit, restarts)
+            if restarts:
+                keys = min(float(new + cached), float(cached % limit + new))
+            elif cost.prompt_gathers[g]:
+                keys = min(float(new + cached), float(new) * limit)
+            else:
+                keys = min(float(new + cached), limit + new - 1.0)
+        x[FIRST_SPAN + 2 * g] += pairs / stride
+        x[FIRST_SPAN + 2 * g + 1] += keys / stride
+
+
+@njit(cache=True, nogil=True)
+def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: float) -> float:
+    """A step of `tokens` tokens, `sampled` positions that need logits and the counts x; `reach_s` of its decodes."""
+    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[sampled] + reach_s
+    if x[DECODE] > 0.0:
+        total += cost.decode_fixed_s
+    if x[PROMPT] > 0.0:
+        total += cost.prompt_fixed_s
+    n = x.size
+    for j in range(n):
+        total += cost.linear[j] * x[j]
+    for i in range(cost.row_base.size):
+        phase = cost.row_phase[i]
+        if (phase == 1 and x[DECODE] == 0.0) or (phase == 2 and x[PROMPT] == 0.0):
+            continue
+        compute, memory = 0.0, cost.row_base[i]
+        for j in range(n):
+            compute += cost.row_compute[i, j] * x[j]
+            memory += cost.row_memory[i, j] * x[j]
+        if cost.power == 3.0:
+            total += np.cbrt(compute * compute * compute + memory * memory * memory)
+        else:
+            total += (compute**cost.power + memory**cost.power) ** (1.0 / cost.power)
+    return total
