@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from bstar.sim.kernel.cache import adopt_hits, find_hits, name_upto, stash, take_for
+from bstar.sim.kernel.cache import adopt_hits, find_hits, name_upto, release, stash, take_for
 from bstar.sim.kernel.cost import DECODE as X_DECODE
 from bstar.sim.kernel.cost import PROMPT as X_PROMPT
 from bstar.sim.kernel.cost import SEQUENCES as X_SEQUENCES
@@ -44,7 +44,6 @@ from bstar.sim.kernel.state import (
 )
 from bstar.sim.kernel.steps import (
     blocks_of,
-    free_blocks_of,
     leave,
     plan_running,
     reach_of_taken,
@@ -148,7 +147,10 @@ def simulate(
         for i in range(num_done):
             slot = done[i]
             if slots.state[slot] == DONE:
-                free += free_blocks_of(limits, load, slots, blocks, slot, steps, True)
+                held = blocks_of(slots.total[slot] - 1, size)
+                if limits.caching:
+                    held = release(blocks, load, slots.request[slot], slot, held, (slots.total[slot] - 1) // size)
+                free += held
                 leave(slots, slot, running)
                 unused[num_unused] = slot
                 num_unused += 1
@@ -191,7 +193,10 @@ def simulate(
                 done[num_done] = slot
                 num_done += 1
             else:
-                free += free_blocks_of(limits, load, slots, blocks, slot, steps, True)
+                held = blocks_of(slots.total[slot] - 1, size)
+                if limits.caching:
+                    held = release(blocks, load, slots.request[slot], slot, held, (slots.total[slot] - 1) // size)
+                free += held
                 leave(slots, slot, running)
                 unused[num_unused] = slot
                 num_unused += 1

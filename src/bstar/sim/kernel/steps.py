@@ -27,7 +27,7 @@ def run_s(base_s: float, slope_s: float, steps: int) -> float:
     return steps * base_s + slope_s * (0.5 * steps * (steps + 1.0))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def steps_to_reach(base_s: float, slope_s: float, wait_s: float, most: int) -> int:
     """Fewest whole steps whose seconds are at least wait_s (at most `most`)."""
     if wait_s <= 0.0:
@@ -72,7 +72,7 @@ def blocks_of(tokens: int, size: int) -> int:
     return (tokens + size - 1) // size
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def leave(slots: Slots, slot: int, running: Ints) -> None:
     """Take a slot out of the running list (its entry stays, dead)."""
     running[slots.place[slot]] = -1
@@ -82,10 +82,8 @@ def leave(slots: Slots, slot: int, running: Ints) -> None:
 
 
 @njit(cache=True, nogil=True)
-def free_blocks_of(
-    limits: Limits, load: Load, slots: Slots, blocks: Blocks, slot: int, steps: int, finished: bool
-) -> int:
-    """Free the blocks of a slot; returns how many became free. `steps` is D."""
+def preempted_blocks(limits: Limits, load: Load, slots: Slots, blocks: Blocks, slot: int, steps: int) -> int:
+    """Free the blocks of a slot that is preempted; returns how many became free. `steps` is D."""
     size, state = limits.block_size, slots.state[slot]
     computed = steps - slots.offset[slot]
     if state == PREFILL:
@@ -96,7 +94,7 @@ def free_blocks_of(
     if not limits.caching:
         return held
     full = computed + slots.taken[slot]
-    if state != PREFILL and limits.pipelined and not finished:
+    if state != PREFILL and limits.pipelined:
         # The key of a block comes with the output of the step that filled it, which still runs.
         full = max(slots.target[slot], full - 1)
     return release(blocks, load, slots.request[slot], slot, held, full // size)
@@ -137,7 +135,7 @@ def plan_running(
                         break
             request = slots.request[victim]
             budget += slots.taken[victim]
-            free += free_blocks_of(limits, load, slots, blocks, victim, steps, False)
+            free += preempted_blocks(limits, load, slots, blocks, victim, steps)
             out.preemptions[request] += 1
             if slots.state[victim] == PREFILL:
                 known[request] = slots.target[victim]
