@@ -7,7 +7,7 @@ from typing import Literal
 
 from bstar.errors import SpecError
 
-LengthKind = Literal["fixed", "uniform", "normal", "lognormal", "exponential", "empirical"]
+LengthKind = Literal["fixed", "uniform", "normal", "lognormal", "exponential", "zipf", "empirical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +15,11 @@ class LengthDistribution:
     """A distribution of token counts, by its parameters.
 
     kind      "fixed" (mean), "uniform" (low..high inclusive), "normal" and "lognormal" (location,
-              spread), "exponential" (location), "empirical" (values)
+              spread), "exponential" (location), "zipf" (low..high inclusive, spread), "empirical" (values)
     mean, cv  of the distribution as drawn: after clipping to [low, high] where that is asked for
-    low, high the range of a uniform; elsewhere the bounds that draws are clipped to (0: none, at least 1)
+    low, high the range of a uniform or a zipf; elsewhere the bounds that draws are clipped to (0: none, at least 1)
     location, spread  of the curve under the clipping: μ and σ of the normal, or of ln X of the lognormal;
-              the mean of the exponential
+              the mean of the exponential; spread is the exponent of the zipf
     Build one with `bstar.traffic.lengths.parse_lengths`.
     """
 
@@ -37,11 +37,11 @@ class LengthDistribution:
             raise SpecError(f"length: the mean must be positive and finite, is {self.mean}")
         if not self.cv >= 0 or self.cv == float("inf"):
             raise SpecError(f"length: cv must not be negative, is {self.cv}")
-        if self.kind == "uniform" and not 0 < self.low <= self.high:
-            raise SpecError(f"length: uniform needs 1 ≤ low ≤ high, has {self.low}-{self.high}")
+        if self.kind in ("uniform", "zipf") and not 0 < self.low <= self.high:
+            raise SpecError(f"length: {self.kind} needs 1 ≤ low ≤ high, has {self.low}-{self.high}")
         if self.kind == "empirical" and not self.values:
             raise SpecError("length: an empirical distribution needs at least one value")
-        if self.kind != "uniform" and self.high and self.high < max(self.low, 1):
+        if self.kind not in ("uniform", "zipf") and self.high and self.high < max(self.low, 1):
             raise SpecError(f"length: max {self.high} is below min {max(self.low, 1)}")
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +18,13 @@ from bstar.errors import SpecError, UnitError
 from bstar.specs.workload import LengthDistribution, LengthKind
 from bstar.units import parse_count
 
-FORMS = "512, uniform:100-900, normal:mean=512,cv=0.3, lognormal:mean=512,cv=1.2, exponential:mean=512, values:128,512"
+FORMS = (
+    "512, uniform:100-900, uniform:mean=512,ratio=0.2, normal:mean=512,cv=0.3, lognormal:mean=512,cv=1.2, "
+    "exponential:mean=512, zipf:alpha=1.2,max=8192, values:128,512"
+)
+# Draws are made in pieces of this many, so that ten million lengths need no temporary arrays of their size.
+CHUNK = 1 << 18
+_LONGEST_ZIPF = 10_000_000
 _MOMENT_POINTS = 4096
 _LONGEST_TOKENS = 100_000_000
 
@@ -27,7 +34,10 @@ Ints = NDArray[np.int64]
 
 def parse_lengths(text: str, *, field: str = "lengths") -> LengthDistribution:
     """The distribution of "512", "uniform:100-900", "normal:mean=512,cv=0.3" (or std=150),
-    "lognormal:mean=512,cv=1.2", "exponential:mean=512", "values:128,512,2048".
+    "lognormal:mean=512,cv=1.2", "exponential:mean=512", "zipf:alpha=1.2,max=8192", "values:128,512,2048".
+
+    The range ratios of the bench clients: "uniform:mean=512,ratio=0.2" is 409 … 615 (`vllm bench serve
+    --random-range-ratio 0.2`), "uniform:max=512,ratio=0.8" is 409 … 512 (SGLang's bench_serving, 0.8).
 
     normal, lognormal and exponential take `min=` and `max=`: draws are clipped to them, and the stated
     mean and cv describe the curve before clipping; the result's `mean` and `cv` are those after it.
@@ -57,6 +67,46 @@ def uniform(low: int, high: int) -> LengthDistribution:
     mean = (low + high) / 2
     variance = ((high - low + 1) ** 2 - 1) / 12
     return LengthDistribution(kind="uniform", mean=mean, cv=math.sqrt(variance) / mean, low=low, high=high)
+
+
+def around(mean: int, ratio: float) -> LengthDistribution:
+    """Whole numbers ⌊mean·(1 - ratio)⌋ … ⌈mean·(1 + ratio)⌉: a range ratio as vLLM 0.32 defines it.
+
+    Source: `get_sampling_params` in vllm/benchmarks/datasets/utils.py.
+    """
+    if not 0 <= ratio < 1:
+        raise SpecError(f"length: a range ratio about a mean is in [0, 1), is {ratio}")
+    return uniform(max(math.floor(mean * (1 - ratio)), 1), max(math.ceil(mean * (1 + ratio)), 1))
+
+
+def up_to(longest_tokens: int, ratio: float) -> LengthDistribution:
+    """Whole numbers ⌊longest·ratio⌋ … longest: a range ratio as SGLang's bench_serving and older vLLM define it."""
+    if not 0 <= ratio <= 1:
+        raise SpecError(f"length: a range ratio up to a maximum is in [0, 1], is {ratio}")
+    return uniform(max(math.floor(longest_tokens * ratio), 1), longest_tokens)
+
+
+def zipf(alpha: float, high: int, *, low: int = 1) -> LengthDistribution:
+    """Whole numbers low … high with P(low + r - 1) ∝ 1/r^alpha for the rank r = 1, 2, …"""
+    if not 0 <= alpha < math.inf:
+        raise SpecError(f"length: zipf needs an alpha of at least 0, is {alpha}")
+    if not 1 <= low <= high or high - low >= _LONGEST_ZIPF:
+        raise SpecError(f"length: zipf needs 1 ≤ min ≤ max and at most {_LONGEST_ZIPF:,} lengths, has {low} to {high}")
+    values = np.arange(low, high + 1, dtype=np.float64)
+    steps = np.diff(_zipf_edges(alpha, high - low + 1), prepend=0.0)
+    mean = float(values @ steps)
+    return LengthDistribution(
+        kind="zipf", mean=mean, cv=math.sqrt(max(float((values - mean) ** 2 @ steps), 0.0)) / mean, low=low, high=high,
+        spread=alpha,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def _zipf_edges(alpha: float, count: int) -> Floats:
+    """P(rank ≤ r) for r = 1 … count."""
+    edges = np.cumsum(np.arange(1.0, count + 1.0) ** -alpha)
+    edges /= edges[-1]
+    return edges
 
 
 def empirical(values: Sequence[int] | Ints) -> LengthDistribution:
@@ -101,6 +151,10 @@ def quantile(dist: LengthDistribution, probability: Floats | float) -> Floats:
     if dist.kind == "uniform":
         span = dist.high - dist.low + 1
         return np.minimum(np.floor(dist.low + p * span), dist.high)
+    if dist.kind == "zipf":
+        edges = _zipf_edges(dist.spread, dist.high - dist.low + 1)
+        ranks = np.minimum(np.searchsorted(edges, p, side="right"), edges.size - 1)
+        return np.asarray(dist.low + ranks, dtype=np.float64)
     if dist.kind == "empirical":
         values = np.asarray(dist.values, dtype=np.float64)
         return values[np.minimum((p * values.size).astype(np.int64), values.size - 1)]
@@ -123,8 +177,42 @@ def longest(dist: LengthDistribution, *, probability: float = 0.999) -> float:
 
 
 def sample(dist: LengthDistribution, count: int, rng: np.random.Generator) -> Ints:
-    """`count` independent lengths drawn with `rng`; shape (count,), tokens."""
-    return quantile(dist, rng.random(count)).astype(np.int64)
+    """`count` independent lengths drawn with `rng`; shape (count,), tokens.
+
+    The first k of a longer draw are those of a shorter one.
+    """
+    if dist.kind == "fixed":
+        return np.full(count, round(dist.mean), dtype=np.int64)
+    draw = _drawer(dist)
+    lengths = np.empty(count, dtype=np.int64)
+    for start in range(0, count, CHUNK):
+        part = slice(start, min(start + CHUNK, count))
+        lengths[part] = draw(part.stop - part.start, rng)
+    return lengths
+
+
+def _drawer(dist: LengthDistribution) -> Callable[[int, np.random.Generator], Floats | Ints]:
+    """How lengths of that kind are drawn fastest."""
+    if dist.kind == "uniform":
+        return lambda n, rng: rng.integers(dist.low, dist.high, n, endpoint=True)
+    if dist.kind == "empirical":
+        values = np.asarray(dist.values, dtype=np.int64)
+        return lambda n, rng: values[rng.integers(0, values.size, n)]
+    if dist.kind in ("normal", "lognormal"):
+        low, high = max(dist.low, 1), dist.high or _LONGEST_TOKENS
+
+        def draw(n: int, rng: np.random.Generator) -> Floats:
+            z = rng.standard_normal(n)
+            z *= dist.spread
+            z += dist.location
+            if dist.kind == "lognormal":
+                np.minimum(z, 700.0, out=z)  # e^700 is still a number; it is clipped below
+                np.exp(z, out=z)
+            np.rint(z, out=z)
+            return np.clip(z, low, high, out=z)
+
+        return draw
+    return lambda n, rng: quantile(dist, rng.random(n))
 
 
 _normal_quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
@@ -134,6 +222,13 @@ def normal_quantile(probability: Floats) -> Floats:
     """z with Φ(z) = probability, elementwise, for probabilities inside (0, 1)."""
     p = np.asarray(probability, dtype=np.float64)
     return np.asarray(_normal_quantile(p), dtype=np.float64) if p.size else p.copy()
+
+
+def normal_probability(z: Floats) -> Floats:
+    """Φ(z), elementwise."""
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(z), dtype=np.float64)
 
 
 def _tokens(text: str, field: str) -> int:
@@ -157,6 +252,8 @@ def _number(text: str, field: str) -> float:
 
 
 def _parse_uniform(text: str, field: str) -> LengthDistribution:
+    if "ratio" in text:
+        return _parse_ratio(text, field)
     if "=" in text:
         given = _settings(text, field, ("min", "max"))
         if len(given) < 2:
@@ -169,6 +266,27 @@ def _parse_uniform(text: str, field: str) -> LengthDistribution:
     if ends[0] > ends[1]:
         raise SpecError(f"{field}: uniform:{text} runs backwards; write uniform:{high}-{low}")
     return uniform(*ends)
+
+
+def _parse_ratio(text: str, field: str) -> LengthDistribution:
+    given = _settings(text, field, ("mean", "max", "ratio"))
+    if "ratio" not in given or ("mean" in given) == ("max" in given):
+        raise SpecError(f"{field}: a range ratio is written uniform:mean=512,ratio=0.2 or uniform:max=512,ratio=0.8")
+    centre = given.get("mean", given.get("max", 0.0))
+    if not 1 <= centre <= _LONGEST_TOKENS or not centre.is_integer():
+        raise SpecError(f"{field}: a length is a whole number between 1 and {_LONGEST_TOKENS:,}, is {centre:g}")
+    make = around if "mean" in given else up_to
+    return make(round(centre), given["ratio"])
+
+
+def _parse_zipf(text: str, field: str) -> LengthDistribution:
+    given = _settings(text, field, ("alpha", "min", "max"))
+    if "alpha" not in given or "max" not in given:
+        raise SpecError(f"{field}: zipf needs alpha and max; write zipf:alpha=1.2,max=8192")
+    low, high = given.get("min", 1.0), given["max"]
+    if not (low.is_integer() and high.is_integer()) or abs(low) > _LONGEST_TOKENS or abs(high) > _LONGEST_TOKENS:
+        raise SpecError(f"{field}: min and max are whole numbers of at most {_LONGEST_TOKENS:,}")
+    return zipf(given["alpha"], round(high), low=round(low))
 
 
 def _parse_curve(kind: LengthKind) -> Callable[[str, str], LengthDistribution]:
@@ -223,5 +341,6 @@ _PARSERS: dict[str, Callable[[str, str], LengthDistribution]] = {
     "normal": _parse_curve("normal"),
     "lognormal": _parse_curve("lognormal"),
     "exponential": _parse_curve("exponential"),
+    "zipf": _parse_zipf,
     "values": _parse_values,
 }

@@ -43,6 +43,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
               "prompt_tokens", "prompt_len", "prompt_length", "isl", "input"),
     "output": ("output_tokens", "output_length", "generatedtokens", "generated_tokens", "response_tokens",
                "num_decode_tokens", "completion_tokens", "output_len", "osl", "output"),
+    "priority": ("priority",),
+    "session": ("session", "session_id", "conversation_id"),
+    "hashes": ("hash_ids",),
 }  # fmt: skip
 
 
@@ -54,6 +57,8 @@ class Trace:
     input_tokens, output_tokens   shape (n,), at least 1
     format           "azure", "burstgpt", "mooncake", "csv", "jsonl" or "parquet"
     dropped          requests with no prompt or no answer (failures), left out
+    priority, session   where the file has such columns; sessions are numbered in the order of their first request
+    block_hashes     what the prompts hold, where the file says so (hash_ids)
     """
 
     name: str
@@ -62,6 +67,14 @@ class Trace:
     input_tokens: Ints
     output_tokens: Ints
     dropped: int = 0
+    priority: Ints | None = None
+    session: Ints | None = None
+    block_hashes: BlockHashes | None = None
+
+    @property
+    def lengths(self) -> JointLengths:
+        """The pairs (input, output) to draw from, for `poisson(lengths=…)` and its siblings."""
+        return pairs(self.input_tokens, self.output_tokens)
 
     @property
     def num_requests(self) -> int:
@@ -99,9 +112,13 @@ class Trace:
         )
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(
+    path: str | Path, *, time_unit: TimeUnit | None = None, hash_block_tokens: int | None = None
+) -> Trace:
     """The requests of a trace file, sorted by arrival.
 
+    time_unit           "s" or "ms" for arrivals that are numbers, where detection is not to decide
+    hash_block_tokens   tokens that a hash id covers; None: the number that fits every prompt's count of ids
     Raises ConfigError naming the file, and the line where one is malformed.
     """
     file = Path(path)

@@ -6,19 +6,19 @@ forgotten then), but lie in a stash until the slot is freed: blocks without a ke
 
 from __future__ import annotations
 
-from numba import njit
+from bstar.sim.kernel.compiled import part
 
 from bstar.sim.kernel.state import Blocks, Load
 
 
-@njit(cache=True, nogil=True)
+@part
 def _unlink(blocks: Blocks, block: int) -> None:
     after, before = blocks.after[block], blocks.before[block]
     blocks.after[before] = after
     blocks.before[after] = before
 
 
-@njit(cache=True, nogil=True)
+@part
 def _forget(blocks: Blocks, block: int) -> None:
     key = blocks.key[block]
     if key < 0:
@@ -34,7 +34,7 @@ def _forget(blocks: Blocks, block: int) -> None:
     blocks.key[block] = -1
 
 
-@njit(cache=True, nogil=True)
+@part
 def _take(blocks: Blocks) -> int:
     """The first of the free queue."""
     block = blocks.after[0]
@@ -44,7 +44,7 @@ def _take(blocks: Blocks) -> int:
     return block
 
 
-@njit(cache=True, nogil=True)
+@part
 def stash(blocks: Blocks, count: int) -> None:
     """Take `count` blocks for decoding slots."""
     n = blocks.sizes[0]
@@ -53,7 +53,7 @@ def stash(blocks: Blocks, count: int) -> None:
     blocks.sizes[0] = n + count
 
 
-@njit(cache=True, nogil=True)
+@part
 def take_for(blocks: Blocks, slot: int, count: int) -> None:
     """Take `count` blocks for a prefilling slot."""
     held = blocks.held[slot]
@@ -62,7 +62,7 @@ def take_for(blocks: Blocks, slot: int, count: int) -> None:
     blocks.held[slot] = held + count
 
 
-@njit(cache=True, nogil=True)
+@part
 def block_key(load: Load, request: int, i: int) -> int:
     if i < load.shared_blocks[request]:
         per = load.blocks_per_hash
@@ -70,7 +70,7 @@ def block_key(load: Load, request: int, i: int) -> int:
     return load.own_key[request] + i
 
 
-@njit(cache=True, nogil=True)
+@part
 def name_upto(blocks: Blocks, load: Load, request: int, slot: int, count: int) -> None:
     """The first `count` blocks of a slot are full: those without a key get theirs."""
     for i in range(blocks.named[slot], count):
@@ -91,7 +91,7 @@ def name_upto(blocks: Blocks, load: Load, request: int, slot: int, count: int) -
         blocks.named[slot] = count
 
 
-@njit(cache=True, nogil=True)
+@part
 def find_hits(blocks: Blocks, load: Load, request: int, limit: int) -> tuple[int, int]:
     """(cached blocks from the start, those of them that nobody refers to), at most `limit`."""
     hits, unused = 0, 0
@@ -104,7 +104,7 @@ def find_hits(blocks: Blocks, load: Load, request: int, limit: int) -> tuple[int
     return hits, unused
 
 
-@njit(cache=True, nogil=True)
+@part
 def adopt_hits(blocks: Blocks, load: Load, request: int, slot: int, hits: int) -> None:
     """A new slot starts from `hits` cached blocks."""
     for i in range(hits):
@@ -117,7 +117,7 @@ def adopt_hits(blocks: Blocks, load: Load, request: int, slot: int, hits: int) -
     blocks.named[slot] = hits
 
 
-@njit(cache=True, nogil=True)
+@part
 def release(blocks: Blocks, load: Load, request: int, slot: int, held: int, full: int) -> int:
     """Free a slot that has `held` blocks, the first `full` of them full; returns how many became free."""
     have, n = blocks.held[slot], blocks.sizes[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from bstar.sim.kernel.compiled import inlined, part
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -59,7 +59,7 @@ class StepCost(NamedTuple):
     prompt_stride: Floats
 
 
-@njit(cache=True, nogil=True)
+@part
 def _pairs_upto(n: float, limit: int, restarts: int) -> float:
     """Pairs of the first n tokens of a sequence."""
     if limit == 0:
@@ -72,7 +72,7 @@ def _pairs_upto(n: float, limit: int, restarts: int) -> float:
     return inside * (inside + 1.0) / 2.0 + (n - inside) * limit
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def add_chunk(cost: StepCost, x: Floats, new: int, cached: int) -> None:
     """Count a prompt chunk of `new` tokens on `cached` ones."""
     x[PROMPT] += new
@@ -96,7 +96,7 @@ def add_chunk(cost: StepCost, x: Floats, new: int, cached: int) -> None:
         x[FIRST_SPAN + 2 * g + 1] += keys / stride
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: float) -> float:
     """A step of `tokens` tokens, `sampled` positions that need logits and the counts x; `reach_s` of its decodes."""
     total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[sampled] + reach_s

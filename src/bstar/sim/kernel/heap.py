@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from bstar.sim.kernel.compiled import part
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def push(heap: Ints, count: int, key: int) -> int:
     """Insert; returns the new count. The array must have room."""
     at = count
@@ -23,7 +23,7 @@ def push(heap: Ints, count: int, key: int) -> int:
     return count + 1
 
 
-@njit(cache=True, nogil=True)
+@part
 def pop(heap: Ints, count: int) -> int:
     """Remove the smallest (heap[0]); returns the new count."""
     count -= 1

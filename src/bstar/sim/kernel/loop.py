@@ -11,7 +11,7 @@ The decisions are those of `bstar.sim.scheduler`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from bstar.sim.kernel.compiled import entry, part
 
 from bstar.sim.kernel.cache import adopt_hits, find_hits, name_upto, release, stash, take_for
 from bstar.sim.kernel.cost import DECODE as X_DECODE
@@ -53,14 +53,14 @@ from bstar.sim.kernel.steps import (
 )
 
 
-@njit(cache=True, nogil=True)
+@part
 def _new_slots(count: int) -> Slots:
     none, zero = np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int64)
     return Slots(none.copy(), zero.copy(), none.copy(), zero.copy(), zero.copy(), zero.copy(), zero.copy(),
                  zero.copy(), none.copy())  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@part
 def _compacted(running: Ints, entries: int, slots: Slots) -> int:
     """Drop the dead entries of the running list; returns what is left."""
     left = 0
@@ -73,7 +73,7 @@ def _compacted(running: Ints, entries: int, slots: Slots) -> int:
     return left
 
 
-@njit(cache=True, nogil=True)
+@entry
 def simulate(
     limits: Limits, load: Load, cost: StepCost, blocks: Blocks, out: Outcome, log: Ints, log_s: Floats,
     empty_step_s: float, until_s: float,

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from numba import njit
+from bstar.sim.kernel.compiled import part
 
 from bstar.sim.kernel.cost import StepCost
 from bstar.sim.kernel.heap import pop, push
 from bstar.sim.kernel.state import DECODE, SLOT_BITS, SLOT_MASK, Ints, Slots
 
 
-@njit(cache=True, nogil=True)
+@part
 def purged(heap: Ints, count: int, live: Ints) -> int:
     """Drop the entries of a heap that are no longer true (live[entry] is another key); returns what is left."""
     kept = heap[:count].copy()
@@ -24,7 +24,7 @@ def purged(heap: Ints, count: int, live: Ints) -> int:
     return left
 
 
-@njit(cache=True, nogil=True)
+@part
 def enter_spans(
     cost: StepCost, slots: Slots, slot: int, steps: int, reach: Ints, growing: Ints, crossing: Ints, heap: Ints,
     count: int,
@@ -48,7 +48,7 @@ def enter_spans(
     return count
 
 
-@njit(cache=True, nogil=True)
+@part
 def leave_spans(
     cost: StepCost, slots: Slots, slot: int, steps: int, reach: Ints, growing: Ints, crossing: Ints
 ) -> None:
@@ -65,7 +65,7 @@ def leave_spans(
         crossing[slot * groups + g] = -1
 
 
-@njit(cache=True, nogil=True)
+@part
 def cross_spans(cost: StepCost, steps: int, reach: Ints, growing: Ints, crossing: Ints, heap: Ints, count: int) -> int:
     """Apply the crossings that are due; returns the size of the heap."""
     groups = cost.span_limit.size
@@ -86,7 +86,7 @@ def cross_spans(cost: StepCost, steps: int, reach: Ints, growing: Ints, crossing
     return count
 
 
-@njit(cache=True, nogil=True)
+@part
 def recount_spans(
     cost: StepCost, slots: Slots, running: Ints, entries: int, steps: int, reach: Ints, growing: Ints, crossing: Ints,
     heap: Ints,

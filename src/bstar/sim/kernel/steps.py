@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from bstar.sim.kernel.compiled import inlined, part
 
 from bstar.sim.kernel.cache import name_upto, release, stash, take_for
 from bstar.sim.kernel.state import (
@@ -21,13 +21,13 @@ from bstar.sim.kernel.state import (
 )
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def run_s(base_s: float, slope_s: float, steps: int) -> float:
     """Seconds of `steps` decode steps: step j takes base_s + slope_s · j."""
     return steps * base_s + slope_s * (0.5 * steps * (steps + 1.0))
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def steps_to_reach(base_s: float, slope_s: float, wait_s: float, most: int) -> int:
     """Fewest whole steps whose seconds are at least wait_s (at most `most`)."""
     if wait_s <= 0.0:
@@ -44,7 +44,7 @@ def steps_to_reach(base_s: float, slope_s: float, wait_s: float, most: int) -> i
     return steps
 
 
-@njit(cache=True, nogil=True)
+@part
 def steps_with_blocks(phases: Ints, phase: int, count: int, free: int, most: int) -> tuple[int, int]:
     """(steps, blocks they take): decode steps of `count` slots before a step finds too few free blocks.
 
@@ -67,12 +67,12 @@ def steps_with_blocks(phases: Ints, phase: int, count: int, free: int, most: int
     return steps, taken
 
 
-@njit(cache=True, nogil=True, inline="always")
+@part
 def blocks_of(tokens: int, size: int) -> int:
     return (tokens + size - 1) // size
 
 
-@njit(cache=True, nogil=True, inline="always")
+@inlined
 def leave(slots: Slots, slot: int, running: Ints) -> None:
     """Take a slot out of the running list (its entry stays, dead)."""
     running[slots.place[slot]] = -1
@@ -81,7 +81,7 @@ def leave(slots: Slots, slot: int, running: Ints) -> None:
     slots.ends[slot] = -1
 
 
-@njit(cache=True, nogil=True)
+@part
 def preempted_blocks(limits: Limits, load: Load, slots: Slots, blocks: Blocks, slot: int, steps: int) -> int:
     """Free the blocks of a slot that is preempted; returns how many became free. `steps` is D."""
     size, state = limits.block_size, slots.state[slot]
@@ -100,7 +100,7 @@ def preempted_blocks(limits: Limits, load: Load, slots: Slots, blocks: Blocks, s
     return release(blocks, load, slots.request[slot], slot, held, full // size)
 
 
-@njit(cache=True, nogil=True)
+@part
 def plan_running(
     limits: Limits, load: Load, out: Outcome, slots: Slots, blocks: Blocks, running: Ints, count: int,
     free: int, longest: int, steps: int, known: Ints, victims: Ints, log: Ints, logged: int,
@@ -162,7 +162,7 @@ def plan_running(
     return budget, free, gone, logged
 
 
-@njit(cache=True, nogil=True)
+@part
 def span_reach(limit: int, restarts: int, context: int) -> int:
     """Tokens that one decoded token at `context` (itself included) sees."""
     if limit == 0:
@@ -172,7 +172,7 @@ def span_reach(limit: int, restarts: int, context: int) -> int:
     return min(context, limit)
 
 
-@njit(cache=True, nogil=True)
+@part
 def reach_of_taken(slots: Slots, running: Ints, count: int, steps: int, limit: int, restarts: int) -> float:
     """Σ reach over the decoding slots that take part in the step being planned."""
     total = 0
