@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from bstar.planning.limits import LONGEST_STEP_TPOTS
 from bstar.planning.outcomes import Outcomes
 from bstar.planning.replica import Replica, secure_room
 from bstar.planning.results import Candidate, Percentiles, Predicted
-from bstar.planning.screen import MEMORY_SHARE, Screened, Spot, Task, screen
+from bstar.planning.screen import MEMORY_SHARE, RAISED_BUDGET, Screened, Spot, Task, screen
 from bstar.planning.sheet import slo_batch
 from bstar.planning.sizing import (
     Capacity,
@@ -88,13 +89,20 @@ def refined(task: Task, sized: Sized) -> Sized:
     if done or task.choice.max_num_batched_tokens is not None:
         return sized
     options = [sized]
+    used = sized.deployment.engine.max_num_batched_tokens
     for budget in TOKEN_BUDGETS:
-        if budget != sized.deployment.engine.max_num_batched_tokens:
+        if budget != used and budget <= max(used, RAISED_BUDGET):
             try:
                 options.append(size(task, screen(task, sized.spot, token_budget=budget)))
             except NoAnswerError:
                 continue
-    return min(options, key=lambda one: (one.replicas, -one.capacity.requests_per_s * _smoothness(task, one)))
+
+    def order(one: Sized) -> tuple[int, int, int]:
+        worth = one.capacity.requests_per_s * _smoothness(task, one)
+        # Within a percent they are equal: then the smaller budget, which takes less activation memory.
+        return one.replicas, -round(100.0 * math.log(worth)), one.deployment.engine.max_num_batched_tokens
+
+    return min(options, key=order)
 
 
 def _smoothness(task: Task, sized: Sized) -> float:

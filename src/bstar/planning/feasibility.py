@@ -63,8 +63,8 @@ def fitting_deployment(
             first = first or NoAnswerError(_kind(budget), budget.reason or "does not fit")
             if "max_num_seqs" not in (budget.reason or ""):
                 break
-        if first is not None and first.kind == "layout":
-            break
+        if first is not None and (first.kind == "layout" or budget.weight_bytes >= budget.usable_bytes):
+            break  # smaller steps cannot help
     assert first is not None
     raise first
 
@@ -94,8 +94,9 @@ def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, 
             raise NoAnswerError("slo", f"TPOT SLO {limit} is below the floor of {format_seconds(floor)} {at}")
         if slo.tpot_s < alone:
             raise NoAnswerError("slo", f"TPOT SLO {limit} is below the {format_seconds(alone)} expected {at}")
-    rate = float(saturated_rate_per_s(replica, draws)[0]) * 1e-4
-    found = open_outcomes(replica, draws, np.array([rate]), np.array([replica.largest_batch]))
+    few = replace(replica, decode_step_s=replica.decode_step_s[:4], floor_step_s=replica.floor_step_s[:4])
+    rate = float(saturated_rate_per_s(few, draws)[0]) * 1e-4
+    found = open_outcomes(few, draws, np.array([rate]), np.array([few.largest_batch]))
     if float(found.attainment(slo)[0]) >= slo.attainment_fraction:
         return
     share = slo.attainment_fraction

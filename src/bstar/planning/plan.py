@@ -26,7 +26,7 @@ from bstar.traffic.lengths import fixed, parse_lengths
 # What is shown at most; every layout is screened, only those that can be among the best are worked out.
 MOST_CANDIDATES = 20
 # Other token budgets are tried for this many of the best.
-REFINED = 3
+REFINED = 2
 
 
 def plan(
