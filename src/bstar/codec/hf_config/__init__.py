@@ -19,8 +19,8 @@ from bstar.codec.hf_config.families import FAMILIES
 from bstar.codec.hf_config.grouping import dominant_format, grouped
 from bstar.codec.hf_config.mtp import mtp_block, mtp_layer_count
 from bstar.codec.hf_config.multimodal import EMBEDDED_TOWERS, TEXT_KEYS, THINKERS, WRAPPERS, Wrapper
-from bstar.codec.hf_config.older import CLASS_OF
-from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, class_defaults
+from bstar.codec.hf_config.older import CLASS_OF, OWN_CLASSES
+from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, architectures, class_defaults
 from bstar.codec.hf_config.signals import unread_signals
 from bstar.codec.quantization import quantization_of
 from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
@@ -71,15 +71,17 @@ def _line(message: str) -> str:
 
 def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: Mapping[str, Any] | None) -> ModelSpec:
     raw = _thinker(raw)
-    model_type = _model_type(raw)
+    model_type, own = _model_type(raw)
     wrapper = WRAPPERS.get(model_type)
     top = Reader(raw, model_type)
-    text, text_raw = (_text_reader(top, wrapper) if wrapper else (_reader(raw, model_type), raw))
+    text, text_raw = (_text_reader(top, wrapper) if wrapper else (_reader(raw, model_type, sizes=own), raw))
     decoder = FAMILIES[text.model_type](text)
     unread = unread_signals(text)
     if unread:
         raise _unsupported(text, unread)
     notes = list(decoder.notes)
+    if not own:
+        notes.append(f"model_type {str(raw.get('model_type'))[:40]!r} is not known: described by its architecture's class")
     counted_tied = _counted_tied(top, decoder.tied, wrapper) if wrapper else None
     if wrapper is not None and wrapper.counted and top.has("tie_word_embeddings"):
         decoder.tied = top.flag("tie_word_embeddings")
@@ -128,10 +130,16 @@ def _thinker(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**shared, **inner, "model_type": THINKERS[kind]}
 
 
-def _model_type(raw: Mapping[str, Any]) -> str:
+def _model_type(raw: Mapping[str, Any]) -> tuple[str, bool]:
+    """(the row that describes the config, whether its own model_type names it): else its architecture's class."""
     model_type = raw.get("model_type")
     if isinstance(model_type, str) and (model_type in FAMILIES or model_type in WRAPPERS):
-        return model_type
+        return model_type, True
+    names = raw.get("architectures")
+    if (model_type is None or isinstance(model_type, str)) and isinstance(names, list) and len(names) == 1:
+        known = OWN_CLASSES.get(str(names[0])) or architectures().get(str(names[0]))
+        if known is not None and known in FAMILIES:
+            return known, False
     if model_type is None:
         found = sorted(str(k)[:40] for k in raw)[:8]
         raise UnsupportedArchitectureError(
@@ -144,8 +152,8 @@ def _model_type(raw: Mapping[str, Any]) -> str:
         keys=("model_type",))
 
 
-def _reader(raw: Mapping[str, Any], model_type: str, path: str = "") -> Reader:
-    return Reader(raw, model_type, path=path, class_of=CLASS_OF.get(model_type))
+def _reader(raw: Mapping[str, Any], model_type: str, path: str = "", *, sizes: bool = True) -> Reader:
+    return Reader(raw, model_type, path=path, class_of=CLASS_OF.get(model_type), sizes=sizes)
 
 
 def _text_reader(top: Reader, wrapper: Wrapper) -> tuple[Reader, Mapping[str, Any]]:

@@ -131,6 +131,7 @@ FAMILIES: dict[str, Family] = {
     "step3p5": sparse.step3p5,
     "dbrx": sparse.dbrx,
     "minimax_m3_vl_text": recent.minimax_m3,
+    "minimax_m3": recent.minimax_m3,
     "afmoe": recent.afmoe,
     "laguna": recent.laguna,
     "mellum": partial(decoder, mixers=gqa(qk_norm="head", windows=windows_by_type, bias="attention_bias"),

@@ -141,7 +141,7 @@ def deepseek_v4(r: Reader) -> Decoder:
         def one(kind: str) -> CompressedAttention:
             sparse = kind == "compressed_sparse_attention"
             return CompressedAttention(
-                num_heads=heads, head_dim=dim, rope_head_dim=reader.size("qk_rope_head_dim", default=64),
+                num_heads=heads, head_dim=dim, rope_head_dim=_v4_rope_width(reader, dim),
                 q_lora_rank=reader.size("q_lora_rank"), o_groups=groups, o_lora_rank=reader.size("o_lora_rank"),
                 window=window, compress_ratio=_v4_rates(reader).get(kind, 0), overlap=sparse,
                 indexer=index if sparse else None)
@@ -166,6 +166,15 @@ def deepseek_v4(r: Reader) -> Decoder:
     # vLLM 0.32 keeps V4's cache in its packed fp8 layout unless it is told bfloat16.
     built.kv_cache_dtype = "fp8"
     return built
+
+
+def _v4_rope_width(r: Reader, head_dim: int) -> int:
+    """qk_rope_head_dim, or the share of the head that partial_rotary_factor gives (the class: 64 of 512)."""
+    given = r.optional_size("qk_rope_head_dim")
+    width = given if given is not None else int(head_dim * r.number("partial_rotary_factor", default=64 / 512))
+    if not 0 <= width <= head_dim:
+        raise r.fail("qk_rope_head_dim", f"is {width}; it must be at most head_dim {head_dim}")
+    return width
 
 
 def _v4_rates(r: Reader) -> Mapping[str, int]:

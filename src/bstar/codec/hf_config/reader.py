@@ -43,22 +43,31 @@ def attribute_map(model_type: str) -> Mapping[str, str]:
     return found
 
 
+def architectures() -> Mapping[str, str]:
+    """transformers' causal model classes of the described types: class name -> model type."""
+    return {e["architecture"]: model_type for model_type, e in _class_table().items() if "architecture" in e}
+
+
 class Reader:
     """One (sub-)config of a known model type.
 
     path     where it sits in the file ("text_config."), for messages
+    sizes    whether a size that is missing may be the class's default (not where only the architecture's
+             class is known, not the configuration class)
     touched  the keys that were asked for, present or not
     """
 
     __slots__ = ("_by_field", "aliases", "defaults", "model_type", "path", "raw", "touched")
 
     def __init__(self, raw: Mapping[str, Any], model_type: str, *, path: str = "",
-                 defaults: Mapping[str, Any] | None = None, class_of: str | None = None) -> None:
+                 defaults: Mapping[str, Any] | None = None, class_of: str | None = None, sizes: bool = True) -> None:
         self.raw = raw
         self.model_type = model_type
         self.path = path
         self.aliases = attribute_map(class_of or model_type)
         own = class_defaults(class_of or model_type)
+        if not sizes:
+            own = {k: v for k, v in own.items() if isinstance(v, bool) or not isinstance(v, (int, float, list))}
         # A field that the class maps to another field is only a spelling: its own default never shows.
         self.defaults = {k: v for k, v in own.items() if self.aliases.get(k) not in own} | dict(defaults or {})
         self.touched: set[str] = set()
