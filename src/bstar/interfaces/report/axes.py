@@ -118,7 +118,7 @@ def landmark_labels(
         text = f"{LANDMARK_LABELS[name]} {batch_text(value)}"
         texts.append(f"← {text}" if value < axis.low else f"{text} →" if value > axis.high else text)
         targets.append(axis.pixel(min(max(value, axis.low), axis.high)))
-    widths = [text_width(t, size) + 6 for t in texts]
+    widths = [text_width(t, size) + 12 for t in texts]
     num_rows = max(1, math.ceil(sum(widths) / axis.length))
     places = [0.0] * len(wanted)
     for row in range(num_rows):

@@ -191,7 +191,7 @@ def _document(body: dict[str, Any], heading: str, curves: Sequence[CurveSeries])
     """The whole specification: heading, styles, the panels, and their data in one place."""
     import altair as alt
 
-    notes = unique(c.note for c in curves if c.note)
+    notes = unique(part for c in curves if c.note for part in c.note.split(" · "))
     if any(c.recommended is not None for c in curves):
         notes.append("diamond: recommended max_num_seqs")
     title = {"text": heading, "subtitle": " · ".join(notes), "anchor": "start", "fontSize": 17, "subtitleFontSize": 12,
