@@ -111,7 +111,8 @@ def test_a_known_architecture_under_an_unknown_type_is_described_and_says_so() -
     assert model.layers == model_from_config(LLAMA, name="m").layers
     assert any("my_llama" in note for note in model.notes)
     # Sizes are never the class's defaults then, and further mechanisms are refused.
-    assert "hidden_size is missing" in answer({k: v for k, v in LLAMA.items() if k not in ("model_type", "hidden_size")})
+    without = {k: v for k, v in LLAMA.items() if k not in ("model_type", "hidden_size")}
+    assert "hidden_size is missing" in answer(without)
     assert "ssm_state_size" in answer({**LLAMA, "model_type": "my_llama", "ssm_state_size": 16})
 
 

@@ -220,3 +220,21 @@ def test_every_known_type_answers_or_refuses() -> None:
             if isinstance(group.ffn, MoeFfn):
                 assert group.ffn.top_k <= group.ffn.num_experts
     assert described > 80
+
+
+STATES = json.loads((DATA.parent / "vllm_state_shapes.json").read_text())["models"]
+
+
+@pytest.mark.parametrize("model_type", sorted(STATES))
+def test_states_are_those_that_vllm_allocates(model_type: str) -> None:
+    model = model_from_config(STATES[model_type]["config"], name="m")
+    entries = next(found for g in model.layers if (found := [e for e in g.mixer.cache() if e.kind == "state"]))
+    for tensor_parallel, expected in STATES[model_type]["states"].items():
+        by_bits: dict[int | None, int] = {}
+        for entry in entries:
+            share = entry.elements // min(int(tensor_parallel), entry.heads)
+            by_bits[entry.bits] = by_bits.get(entry.bits, 0) + share
+        wanted: dict[int | None, int] = {}
+        for elements, bits in expected:
+            wanted[bits] = wanted.get(bits, 0) + elements
+        assert by_bits == wanted, (model_type, tensor_parallel)

@@ -475,7 +475,7 @@ def _per_layer_inputs(r: Reader, h: int, n: int) -> tuple[tuple[WeightTensor, ..
         WeightTensor(name="per_layer_projection", role="mlp", rows=h, columns=width),
         vector("post_per_layer_input_norm", "norm", h))
     tables = (WeightTensor(name="embed_tokens_per_layer", role="embedding", rows=rows, columns=n * width,
-                           matmul=False),)
+                           shard="vocab", matmul=False),)
     outside = (
         WeightTensor(name="per_layer_model_projection", role="other", rows=n * width, columns=h),
         vector("per_layer_projection_norm", "norm", width))
