@@ -224,6 +224,19 @@ def test_a_shared_prefix_saves():
     cold = plan("llama-3.1-8b", "h100-sxm-80gb", **kwargs).best
     warm = plan("llama-3.1-8b", "h100-sxm-80gb", prefix_tokens=3000, prefix_hit_fraction=0.9, **kwargs).best
     assert warm.capacity_requests_per_s > 1.5 * cold.capacity_requests_per_s
+    off = plan("llama-3.1-8b", "h100-sxm-80gb", prefix_tokens=3000, enable_prefix_caching=False, **kwargs).best
+    assert off.capacity_requests_per_s == pytest.approx(cold.capacity_requests_per_s)
+
+
+def test_places_beyond_the_memory_are_not_counted_on():
+    """A user's max_num_seqs of 512 at 8K context on 80 GB: the flag is kept, what is predicted fits the cache."""
+    load = {"input_tokens": 8000, "output_tokens": 500, "slo": "batch"}
+    best = plan("llama-3.1-70b", "h100-sxm-80gb", max_num_seqs=512, **load).best
+    assert best.deployment.engine.max_num_seqs == 512
+    assert best.predicted.in_flight <= best.landmarks["b_mem"]
+    assert best.bound_by == "kv_capacity"
+    assert best.predicted.preemption_risk_fraction > 0.99
+    assert plan("llama-3.1-70b", "h100-sxm-80gb", **load).best.predicted.preemption_risk_fraction < 0.05
 
 
 def test_max_gpus_is_kept():

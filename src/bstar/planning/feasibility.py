@@ -74,14 +74,17 @@ def _kind(budget: MemoryBudget) -> str:
     return "layout" if reason.startswith(("tp", "pp", "ep", "dcp")) else "memory"
 
 
-def room_sequences(deployment: Deployment, context: float, places: int) -> float:
+def room_sequences(deployment: Deployment, context: float, *, shared_tokens: float = 0.0) -> float:
     """Sequences of `context` tokens that the engine's block pool holds, over all data-parallel ranks.
 
     The engine's own count (blocks, windows, states, padding) for a max_model_len of that context.
+    shared_tokens   of them are a prefix that all sequences share: it is stored once a rank
     """
-    engine = replace(deployment.engine, max_model_len=max(int(np.ceil(context)), 1), max_num_seqs=places)
+    shared = min(shared_tokens, context - 1.0) if deployment.engine.enable_prefix_caching else 0.0
+    own = context - shared
+    engine = replace(deployment.engine, max_model_len=max(int(np.ceil(own)), 1))
     budget = memory_budget(replace(deployment, engine=engine))
-    return max(budget.max_concurrency, 0.0) * max(budget.pools, 1)
+    return max(budget.max_concurrency - shared / own, 0.0) * max(budget.pools, 1)
 
 
 def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, slo: Slo, context: float) -> None:

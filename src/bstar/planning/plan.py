@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bstar.catalog.devices import get_device
@@ -78,6 +79,8 @@ def plan(
     load = workload if workload is not None else _workload(
         input_tokens, output_tokens, trace, rate_per_s=rate_per_s, concurrency=concurrency, burstiness=burstiness,
         prefix_tokens=prefix_tokens, prefix_hit_fraction=prefix_hit_fraction)  # fmt: skip
+    if enable_prefix_caching is False:
+        load = replace(load, prefix_hit_fraction=0.0)
     limits = _slo(slo, attainment_fraction)
     _check(max_gpus, peak_factor, headroom_fraction, max_num_seqs, max_num_batched_tokens)
     devices = _devices(gpus)
@@ -192,8 +195,6 @@ def _lengths(value: int | str, field: str) -> LengthDistribution:
 
 
 def _slo(slo: Slo | str | None, attainment_fraction: float | None) -> Slo:
-    from dataclasses import replace
-
     if isinstance(slo, str):
         return parse_slo(slo, attainment_fraction=attainment_fraction)
     found = slo if slo is not None else Slo()

@@ -99,6 +99,12 @@ def secure_room(room_sequences: float, context_cv: float, *, z: float = 2.33) ->
     return root * root
 
 
+def overflow_fraction(room_sequences: float, context_cv: float, sequences: float) -> float:
+    """Share of the moments in which `sequences` hold more than the pool (they are then preempted): a normal tail."""
+    spread = max(context_cv * math.sqrt(max(sequences, 1e-9)), 1e-9)
+    return 0.5 * math.erfc((room_sequences - sequences) / spread / math.sqrt(2.0))
+
+
 def attention_pairs(draws: RequestDraws) -> Floats:
     """(query, key) pairs of each request's prefill: q·k + q(q + 1)/2; shape (count,)."""
     new, cached = draws.new_tokens, draws.cached_tokens

@@ -47,6 +47,8 @@ class Predicted:
     step_s            mean step of a replica, prefill included
     prefill_fraction  share of a replica's time that prefill takes
     queued_fraction   share of requests that find every place taken
+    kv_usage_fraction share of the KV space that sequences in flight hold, in the mean
+    preemption_risk_fraction  share of busy moments (p99 of those in flight) in which they outgrow the KV space
     """
 
     ttft_s: Percentiles
@@ -56,12 +58,15 @@ class Predicted:
     step_s: float
     prefill_fraction: float
     queued_fraction: float
+    kv_usage_fraction: float
+    preemption_risk_fraction: float
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "ttft_s": self.ttft_s.to_dict(), "tpot_s": self.tpot_s.to_dict(), "e2e_s": self.e2e_s.to_dict(),
             "in_flight_per_replica": self.in_flight, "step_s": self.step_s,
             "prefill_fraction": self.prefill_fraction, "queued_fraction": self.queued_fraction,
+            "kv_usage_fraction": self.kv_usage_fraction, "preemption_risk_fraction": self.preemption_risk_fraction,
         }  # fmt: skip
 
 

@@ -114,7 +114,8 @@ def screen(task: Task, spot: Spot, *, token_budget: int | None = None) -> Screen
 
 
 def _screened(task: Task, spot: Spot, deployment: Deployment) -> Screened:
-    room = room_sequences(deployment, task.context, deployment.engine.max_num_seqs)
+    load = task.workload
+    room = room_sequences(deployment, task.context, shared_tokens=load.prefix_tokens * load.prefix_hit_fraction)
     if room < 1:
         raise NoAnswerError("memory", f"the KV cache has no room for one sequence of {task.context:,.0f} tokens")
     try:
@@ -138,9 +139,10 @@ def _screened(task: Task, spot: Spot, deployment: Deployment) -> Screened:
 def _places(task: Task, spot: Spot, deployment: Deployment, room: float, context_cv: float) -> Ints:
     """Values of max_num_seqs times the data-parallel ranks, up to what the memory holds in 99 % of the moments."""
     ranks = spot.layout.attention_dp
-    if task.choice.max_num_seqs is not None:
-        return np.array([task.choice.max_num_seqs * ranks], dtype=np.int64)
     secure = secure_room(room, context_cv)
+    if task.choice.max_num_seqs is not None:
+        # More places than the cache has room for are not taken: the rest waits, or is preempted.
+        return np.array([max(min(task.choice.max_num_seqs * ranks, int(secure)), 1)], dtype=np.int64)
     most = max(int(min(MEMORY_SHARE * room, secure) / ranks), 1)
     return np.array([n * ranks for n in lanes(min(most, deployment.engine.max_num_batched_tokens))], dtype=np.int64)
 
