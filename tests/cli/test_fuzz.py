@@ -35,7 +35,8 @@ COMMANDS: dict[str, tuple[list[str], dict[str, st.SearchStrategy[str]]]] = {
     "model": ([], {"--context": NUMBERS, "--tp": NUMBERS, "--batch": NUMBERS, "--weight-dtype": DTYPES,
                    "--layers": NUMBERS, "--kv-heads": NUMBERS, "--heads": NUMBERS, "--hidden-size": NUMBERS}),
     "memory": (["--gpu", "h200"], DEPLOY),
-    "explain": (["--gpu", "h200", "--context", "512"], DEPLOY | {"--context": NUMBERS, "--batch": NUMBERS, "--slo": SLOS}),
+    "explain": (["--gpu", "h200", "--context", "512"], DEPLOY | {
+        "--context": NUMBERS, "--batch": NUMBERS, "--slo": SLOS}),
     "curve": (["--gpu", "b200", "--context", "512"], DEPLOY | {"--batch": NUMBERS, "--slo": SLOS}),
     "plan": (["--gpu", "h200", "--input", "512", "--output", "64"], ENGINE_FLAGS | LOAD | {
         "--rate": NUMBERS, "--concurrency": NUMBERS, "--max-gpus": NUMBERS, "--peak-factor": NUMBERS}),
