@@ -148,6 +148,8 @@ def _hf_section(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     inner = raw.get("quantization", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inner, Mapping):
         raise ConfigError("hf_quant_config.json: quantization must be an object")
+    if inner is raw and raw and "quant_algo" not in raw:
+        raise ConfigError("hf_quant_config.json: quantization is missing; it must hold quant_algo")
     if inner.get("quant_algo") is None and not inner.get("quantized_layers"):
         return None
     return {"quant_method": "modelopt", **inner}

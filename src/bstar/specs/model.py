@@ -91,6 +91,7 @@ class ModelSpec:
     source           where the description came from (catalog file, path)
     engine_context_tokens  the engine's default max_model_len where it is not max_context_tokens (LongRoPE: the
                      original length)
+    rotary_positions  rows of the engine's rotary table where they are not max_context_tokens (linear scaling)
     counted_tied     whether `parameters.total` counts the head as the embedding, where transformers' class
                      and the engine disagree about it; None: as `tied`
     """
@@ -118,6 +119,7 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=())
     counted_tied: bool | None = None
     engine_context_tokens: int | None = None
+    rotary_positions: int | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),

@@ -257,7 +257,10 @@ def _nemotron_kinds(r: Reader) -> list[str]:
         words = ["mamba", "moe", "attention", "mlp"]
     if not 1 <= len(words) <= MAX_LAYERS:
         raise r.fail("layers_block_type", f"has {len(words)} entries; a model has 1 to {MAX_LAYERS} layers")
-    r.find("num_hidden_layers", "expand")
+    count = r.find("num_hidden_layers")
+    if count is not None and r.layer_count("num_hidden_layers") != len(words):
+        raise r.fail("num_hidden_layers", f"is {count}, but the pattern of blocks has {len(words)} entries")
+    r.find("expand")
     return [_BLOCKS[w] for w in words]
 
 

@@ -21,6 +21,13 @@ MAX_SIZE = 1 << 25  # vocabulary, widths
 MAX_CONTEXT = 1 << 40
 MAX_EXPERTS = 1 << 16
 
+# Every config.json states these at its top level; a file without one is not what it seems. Inside a nested
+# text_config transformers leaves out what equals the class's default.
+STATED: frozenset[str] = frozenset({
+    "hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "vocab_size", "intermediate_size", "ffn_dim",
+})  # fmt: skip
+
 _MISSING = object()
 
 
@@ -52,15 +59,19 @@ class Reader:
     """One (sub-)config of a known model type.
 
     path     where it sits in the file ("text_config."), for messages
+    nested   whether it is a config inside another, which may leave sizes to its class
     sizes    whether a size that is missing may be the class's default (not where only the architecture's
              class is known, not the configuration class)
     touched  the keys that were asked for, present or not
+    assumed  sizes every model must have that came from the class's defaults (nested configs only)
     """
 
-    __slots__ = ("_by_field", "aliases", "defaults", "model_type", "path", "raw", "touched")
+    __slots__ = ("_by_field", "aliases", "assumed", "defaults", "model_type", "nested", "path", "raw", "touched")
 
-    def __init__(self, raw: Mapping[str, Any], model_type: str, *, path: str = "",
-                 defaults: Mapping[str, Any] | None = None, class_of: str | None = None, sizes: bool = True) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], model_type: str, *, path: str = "", defaults: Mapping[str, Any] | None = None,
+        class_of: str | None = None, sizes: bool = True, nested: bool = True,
+    ) -> None:
         self.raw = raw
         self.model_type = model_type
         self.path = path
@@ -70,7 +81,9 @@ class Reader:
             own = {k: v for k, v in own.items() if isinstance(v, bool) or not isinstance(v, (int, float, list))}
         # A field that the class maps to another field is only a spelling: its own default never shows.
         self.defaults = {k: v for k, v in own.items() if self.aliases.get(k) not in own} | dict(defaults or {})
+        self.nested = nested
         self.touched: set[str] = set()
+        self.assumed: set[str] = set()
         self._by_field: dict[str, list[str]] = {}
         for spelling, field in self.aliases.items():
             self._by_field.setdefault(field, []).append(spelling)
@@ -103,7 +116,12 @@ class Reader:
             return None
         for key in spellings:
             if key in self.defaults:
-                return self.defaults[key]
+                value = self.defaults[key]
+                if key in STATED and isinstance(value, int):
+                    if not self.nested:
+                        return _MISSING
+                    self.assumed.add(key)
+                return value
         return _MISSING
 
     def fail(self, key: str, problem: str) -> ConfigError:
