@@ -150,7 +150,8 @@ def _with_checkpoint(model: ModelSpec, folder: Path) -> ModelSpec:
         return model
     from bstar.codec.checkpoint import read_safetensors_folder
 
-    return replace(model, checkpoint_weight_bytes=read_safetensors_folder(folder).loaded_bytes)
+    stored = read_safetensors_folder(folder, num_layers=model.num_layers, tied=model.tied)
+    return replace(model, checkpoint_weight_bytes=stored.loaded_bytes)
 
 
 def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:
