@@ -424,6 +424,18 @@ VARIATIONS: dict[str, list[Case]] = {
         ("sizes", {"text_config": {**_QWEN_TEXT, "pad_token_id": 0, "n_routed_experts": 6, "num_experts_per_tok": 2,
                                    "moe_intermediate_size": 100}, "tie_word_embeddings": True}),
     ],
+    "glm5_next": [
+        ("default", {"text_config": {"num_hidden_layers": 9}}),
+        ("sizes", {"text_config": {**_QWEN_TEXT, "num_key_value_heads": 12, "q_lora_rank": 100, "kv_lora_rank": 80,
+                                   "qk_nope_head_dim": 40, "v_head_dim": 56, "n_routed_experts": 6, "hc_mult": 2,
+                                   "num_experts_per_tok": 2, "moe_intermediate_size": 90, "index_kpool": 8,
+                                   "index_n_heads": 3, "index_head_dim": 40, "linear_head_dim": 32,
+                                   "linear_num_heads": 5, "pad_token_id": 0, "mlp_layer_types": _MLP6,
+                                   "layer_types": _HYBRID6},
+                   "vision_config": {"depth": 2, "hidden_size": 96, "num_heads": 4, "intermediate_size": 250,
+                                     "attention_bias": False, "out_hidden_size": 768,
+                                     "projection_intermediate_size": 300}}),
+    ],
     "kimi_k25": [
         ("default", {"text_config": {"num_hidden_layers": 4}}),
         ("sizes", {"text_config": {"model_type": "deepseek_v3", "num_hidden_layers": 4, "hidden_size": 768,

@@ -53,6 +53,7 @@ class SparseIndexer:
     """The lightning indexer of sparse attention: picks `top_k` cached tokens for each query.
 
     shared   no indexer of its own: the layer reuses an earlier layer's picks (GLM-5.2)
+    pool         tokens whose index keys are pooled into one (GLM5-Next: 16)
     block_size   tokens that are picked together (MiniMax M3: blocks of 128; top_k counts tokens)
     """
 
@@ -61,6 +62,7 @@ class SparseIndexer:
     top_k: int
     shared: bool = False
     block_size: int = 1
+    pool: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +226,12 @@ class LatentAttention:
                 vector(p + "indexer.k_norm", "norm", ix.head_dim),
                 vector(p + "indexer.k_norm.bias", "norm", ix.head_dim),
             ]
+            if ix.pool > 1:
+                out += [
+                    WeightTensor(name=p + "indexer.kpool_ape", role="indexer", rows=ix.pool, columns=ix.head_dim,
+                                 matmul=False),
+                    WeightTensor(name=p + "indexer.kpool_gate", role="indexer", rows=ix.head_dim, columns=h),
+                ]
         return tuple(out)
 
     def cache(self) -> tuple[CacheEntry, ...]:
@@ -239,7 +247,8 @@ class LatentAttention:
         # The index keys are always fp8 with one fp32 scale per 128 elements.
         d = self.indexer.head_dim
         return (latent, CacheEntry(
-            kind="index", heads=1, elements=d + 4 * -(-d // 128), bits=8, fp8_capable=False))
+            kind="index", heads=1, elements=d + 4 * -(-d // 128), bits=8, tokens_per_entry=self.indexer.pool,
+            fp8_capable=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,8 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     model_type, own = _model_type(raw)
     wrapper = WRAPPERS.get(model_type)
     top = Reader(raw, model_type)
-    text, text_raw = (_text_reader(top, wrapper) if wrapper else (_reader(raw, model_type, sizes=own, nested=False), raw))
+    text, text_raw = _text_reader(top, wrapper) if wrapper else (
+        _reader(raw, model_type, sizes=own, nested=False), raw)
     decoder = FAMILIES[text.model_type](text)
     unread = unread_signals(text)
     if unread:

@@ -159,6 +159,7 @@ FAMILIES: dict[str, Family] = {
     "mistral4": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first()))),
     "deepseek_v4": hybrids.deepseek_v4,
     "kimi_linear": hybrids.kimi_linear,
+    "glm5_next_text": hybrids.glm5_next,
     # States and hybrids
     "qwen3_next": partial(hybrids.gated_delta_hybrid,
                           ffns=_qwen_experts(shared_width=("shared_expert_intermediate_size",), shared_gate=True)),

@@ -19,6 +19,7 @@ from bstar.codec.hf_config.decoder import (
 )
 from bstar.codec.hf_config.ffns import EXPERT_KEYS, after_first, dense, experts_ffn, moe, typed_or
 from bstar.codec.hf_config.mixers import (
+    MLA_TYPES,
     attention_types,
     gated_delta_net,
     gqa,
@@ -29,6 +30,7 @@ from bstar.codec.hf_config.mixers import (
     mamba2,
     model_bits,
     per_head,
+    sparse_indexers,
     window_size,
 )
 from bstar.codec.hf_config.reader import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, Reader
@@ -150,11 +152,7 @@ def deepseek_v4(r: Reader) -> Decoder:
 
     built = decoder(r, mixers=mixers, ffns=moe(shared_count=("n_shared_experts",)))
     r.find("num_hash_layers", "mlp_layer_types", "hc_sinkhorn_iters", "compress_rope_theta", "intermediate_size")
-    mix = streams * (2 + streams)
-    hyper = tuple(
-        t for side in ("attn_hc", "ffn_hc") for t in (
-            WeightTensor(name=f"{side}.fn", role="other", rows=mix, columns=streams * h),
-            vector(f"{side}.base", "other", mix), vector(f"{side}.scale", "other", 3)))
+    hyper = _hyper_connections(h, streams)
     built.layers = [replace(layer, extra=layer.extra + hyper) for layer in built.layers]
     built.head_tensors += (
         WeightTensor(name="hc_head.hc_fn", role="other", rows=streams, columns=streams * h),
@@ -165,6 +163,39 @@ def deepseek_v4(r: Reader) -> Decoder:
         built.mtp_layer = replace(last, mixer=replace(last.mixer, compress_ratio=0, overlap=False, indexer=None))
     # vLLM 0.32 keeps V4's cache in its packed fp8 layout unless it is told bfloat16.
     built.kv_cache_dtype = "fp8"
+    return built
+
+
+def _hyper_connections(hidden_size: int, streams: int) -> tuple[WeightTensor, ...]:
+    """The mixing of residual streams before and after each sublayer."""
+    mix = streams * (2 + streams)
+    return tuple(
+        t for side in ("attn_hc", "ffn_hc") for t in (
+            WeightTensor(name=f"{side}.fn", role="other", rows=mix, columns=streams * hidden_size),
+            vector(f"{side}.base", "other", mix), vector(f"{side}.scale", "other", 3)))
+
+
+def glm5_next(r: Reader) -> Decoder:
+    """GLM5-Next: Kimi delta layers and sparse MLA layers over pooled index keys, hyper-connections around both."""
+    inner = Reader(r.child("linear_attn_config") or {}, "glm5_next_linear", path="linear_attn_config.")
+
+    def mixers(reader: Reader, n: int) -> Sequence[Mixer]:
+        words = reader.words("layer_types", length=n, allowed=(*LINEAR, *FULL, *MLA_TYPES))
+        linear = [w in LINEAR for w in words] if words is not None else [i % 4 != 3 for i in range(n)]
+        dim = inner.size("head_dim", default=reader.size("linear_head_dim"))
+        delta = KimiDeltaAttention(
+            num_heads=inner.size("num_heads", default=reader.size("linear_num_heads")), head_dim=dim, gate_rank=dim,
+            conv_kernel=inner.size("short_conv_kernel_size", default=reader.size("linear_conv_kernel_dim")),
+            conv_bits=model_bits(reader))
+        reader.find("num_key_value_heads", "head_dim")
+        pool, bias = reader.size("index_kpool", high=1 << 16), reader.flag("attention_bias")
+        indexers = [replace(x, pool=pool) if x is not None else None for x in sparse_indexers(reader, n)]
+        return [delta if f else latent_attention(reader, bias=bias, indexer=x)
+                for f, x in zip(linear, indexers, strict=True)]
+
+    built = decoder(r, mixers=mixers, ffns=moe(sparse=typed_or(after_first(3)), shared_count=("n_shared_experts",)))
+    hyper = _hyper_connections(built.hidden_size, r.size("hc_mult", high=1024))
+    built.layers = [replace(layer, extra=layer.extra + hyper) for layer in built.layers]
     return built
 
 

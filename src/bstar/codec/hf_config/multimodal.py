@@ -66,6 +66,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "glm4v": Wrapper(text_type="glm4v_text", vision_type="glm4v_vision", tower=vision.glm4v),
     "glm46v": Wrapper(text_type="glm4v_text", vision_type="glm4v_vision", tower=vision.glm4v),
     "glm4v_moe": Wrapper(text_type="glm4v_moe_text", vision_type="glm4v_moe_vision", tower=vision.glm4v),
+    "glm5_next": Wrapper(text_type="glm5_next_text", vision_type="glm5_next_vision", tower=vision.glm5_next),
     "kimi_k25": Wrapper(text_type="deepseek_v3", vision_type="kimi_k25_vision", tower=vision.moonvit),
     "kimi_k3": Wrapper(text_type="kimi_linear", vision_type="kimi_k25_vision", tower=vision.moonvit),
     "kimi_vl": Wrapper(text_type="deepseek_v3", vision_type="moonvit", tower=vision.moonvit),

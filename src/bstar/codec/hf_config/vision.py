@@ -119,6 +119,17 @@ def glm4v(r: Reader, top: Reader, text_hidden: int) -> int:
     return linear(patch, h) + side * side * h + _depth(r, "depth") * block + merger + downsample + 2 * h
 
 
+def glm5_next(r: Reader, top: Reader, text_hidden: int) -> int:
+    """GLM5-Next's tower: norms on queries and keys, biases by switch, the merger of GLM-4V."""
+    h, out, bias = r.size("hidden_size"), r.size("out_hidden_size"), r.flag("attention_bias")
+    patch = r.size("in_channels") * _scalar(r, "temporal_patch_size") * square(r, "patch_size")
+    block = _block(h, r.size("intermediate_size"), norm_bias=False, attention_bias=bias, gated=True, ffn_bias=bias)
+    block += 2 * (h // r.size("num_heads"))
+    merger = out * out + 2 * out + 3 * out * r.size("projection_intermediate_size")
+    return (linear(patch, h) + _depth(r, "depth") * block + merger + linear(h * square(r, "spatial_merge_size"), out)
+            + h)
+
+
 # -- SigLIP and Gemma ------------------------------------------------------------------------------
 
 
