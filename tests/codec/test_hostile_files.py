@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_models import attention, dense, layers, meta, outer
 from gguf_writing import header, text
 from hostile_run import LLAMA, make_big, refused, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bstar.codec.gguf_model import read_gguf
+from bstar.errors import ConfigError
 
 
 def index(**changes: Any) -> bytes:
@@ -183,3 +189,26 @@ def test_a_trace_that_is_none_is_one_line(kind: str, tmp_path: Path) -> None:
     make(tmp_path / name)
     refused("plan", "llama-3.1-8b", "--gpu", "h100-sxm-80gb", "--trace", str(tmp_path / name), "--slo", "tpot=50ms",
             "--json")
+
+
+GOOD = [*outer(), *layers(attention, dense)]
+GOOD_HEADER, GOOD_WEIGHTS = header(meta("llama"), GOOD)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(GOOD_HEADER) - 1), st.integers(0, 255)), min_size=1, max_size=4),
+       st.integers(0, len(GOOD_HEADER)) | st.none())  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_any_damage_to_a_gguf_header_is_one_line_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]], end: int | None
+) -> None:
+    data = bytearray(GOOD_HEADER)
+    for place, byte in damage:
+        data[place] = byte
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    with path.open("wb") as handle:
+        handle.write(data[:end])
+        handle.truncate(len(GOOD_HEADER) + GOOD_WEIGHTS if end is None else end)
+    try:
+        assert read_gguf(path).num_layers > 0
+    except ConfigError as error:
+        assert str(error).isprintable()
