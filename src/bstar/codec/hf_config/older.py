@@ -9,6 +9,7 @@ from typing import Any
 
 from bstar.codec.hf_config.decoder import TWO_NORMS, Decoder, decoder, norm_vectors
 from bstar.codec.hf_config.ffns import after_first, dense, experts_ffn, moe
+from bstar.codec.hf_config.hybrids import minimax_lightning
 from bstar.codec.hf_config.mixers import (
     Windows,
     gqa,
@@ -289,10 +290,10 @@ OWN_CODE_FAMILIES: dict[str, Callable[[Reader], Decoder]] = {
     "internlm": partial(decoder, mixers=gqa(bias="bias"), ffns=dense()),
     "baichuan": partial(decoder, mixers=_mha(), ffns=dense()),
     "exaone": exaone3,
-    "minimax_text_01": lambda r: _minimax(r),
-    "MiniMaxText01": lambda r: _minimax(r),
-    "minimax_m1": lambda r: _minimax(r),
-    "MiniMaxM1": lambda r: _minimax(r),
+    "minimax_text_01": minimax_lightning,
+    "MiniMaxText01": minimax_lightning,
+    "minimax_m1": minimax_lightning,
+    "MiniMaxM1": minimax_lightning,
     "arctic": arctic,
     "bailing_moe": bailing_moe,
     "bailing_moe_v2": bailing_moe,
@@ -306,10 +307,4 @@ OWN_CODE_FAMILIES: dict[str, Callable[[Reader], Decoder]] = {
     "deepseek": partial(decoder, mixers=gqa(bias="attention_bias"),
                         ffns=moe(sparse=after_first(), shared_count=("n_shared_experts",))),
 }
-
-
-def _minimax(r: Reader) -> Decoder:
-    from bstar.codec.hf_config.hybrids import minimax_lightning
-
-    return minimax_lightning(r)
 
