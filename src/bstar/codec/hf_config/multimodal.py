@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bstar.codec.hf_config import vision
+from bstar.codec.hf_config import audio, vision
 from bstar.codec.hf_config.reader import Reader
-from bstar.codec.hf_config.vision import Tower
+from bstar.codec.hf_config.towers import Tower
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 
@@ -55,7 +55,7 @@ WRAPPERS: dict[str, Wrapper] = {
                         tower_defaults=(("patch_size", 14),)),
     "gemma3": Wrapper(text_type="gemma3_text", vision_type="siglip_vision_model", tower=vision.gemma3),
     "gemma4": Wrapper(text_type="gemma4_text", vision_type="gemma4_vision", tower=vision.gemma4, optional=True,
-                      audio_type="gemma4_audio", audio=vision.gemma4_audio),
+                      audio_type="gemma4_audio", audio=audio.gemma4_audio),
     "qwen2_vl": Wrapper(text_type="qwen2_vl_text", vision_type="qwen2_vl_vision", tower=vision.qwen2_vl),
     "qwen2_5_vl": Wrapper(text_type="qwen2_5_vl_text", vision_type="qwen2_5_vl_vision", tower=vision.qwen2_5_vl),
     "qwen3_vl": Wrapper(text_type="qwen3_vl_text", vision_type="qwen3_vl_vision", tower=vision.qwen3_vl),
@@ -85,10 +85,10 @@ WRAPPERS: dict[str, Wrapper] = {
     "lfm2_vl": Wrapper(text_type="lfm2", vision_type="siglip2_vision_model", tower=vision.lfm2_vl),
     "qwen2_5_omni_thinker": Wrapper(
         text_type="qwen2_5_omni_text", vision_type="qwen2_5_omni_vision_encoder", tower=vision.qwen2_5_vl,
-        audio_type="qwen2_5_omni_audio_encoder", audio=vision.qwen2_5_audio, audio_optional=False),
+        audio_type="qwen2_5_omni_audio_encoder", audio=audio.qwen2_5_audio, audio_optional=False),
     "qwen3_omni_moe_thinker": Wrapper(
         text_type="qwen3_omni_moe_text", vision_type="qwen3_omni_moe_vision_encoder", tower=vision.qwen3_vl,
-        audio_type="qwen3_omni_moe_audio_encoder", audio=vision.qwen3_audio, audio_optional=False),
+        audio_type="qwen3_omni_moe_audio_encoder", audio=audio.qwen3_audio, audio_optional=False),
     "internvl_chat": Wrapper(text_type="qwen2", vision_type="intern_vit_6b", tower=vision.intern_vit),
     "gemma3n": Wrapper(text_type="gemma3n_text"),
     "internvl": Wrapper(text_type="qwen2", vision_type="internvl_vision", tower=vision.internvl),
