@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,9 @@ def test_states_are_those_that_vllm_allocates(model_type: str) -> None:
         for elements, bits in expected:
             wanted[bits] = wanted.get(bits, 0) + elements
         assert by_bits == wanted, (model_type, tensor_parallel)
+
+
+def test_the_documentation_names_every_known_type() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text("utf-8")
+    listed = set(re.findall(r"`([\w-]+)`", page.split("## Model types")[1]))
+    assert listed == set(known_model_types())
