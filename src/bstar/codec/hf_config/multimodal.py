@@ -77,7 +77,7 @@ WRAPPERS: dict[str, Wrapper] = {
                               tower_defaults=(("hidden_size", 1152), ("intermediate_size", 3072), ("image_size", 512),
                                               ("num_hidden_layers", 27), ("num_attention_heads", 12))),
     "exaone4_5": Wrapper(text_type="exaone4", vision_type="exaone4_5_vision", tower=vision.exaone4_5),
-    "step3_vl": Wrapper(text_type="step3_text"),
+    "step3_vl": Wrapper(text_type="step3_text", vision_type="step3_vision_encoder", tower=vision.step3),
     "llava": Wrapper(text_type="llama", vision_type="clip_vision_model", tower=vision.llava,
                      tower_defaults=_CLIP_336),
     "llava_next": Wrapper(text_type="llama", vision_type="clip_vision_model", tower=vision.llava_next,

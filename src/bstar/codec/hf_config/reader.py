@@ -24,7 +24,7 @@ MAX_EXPERTS = 1 << 16
 # Every config.json states these at its top level; a file without one is not what it seems. Inside a nested
 # text_config transformers leaves out what equals the class's default.
 STATED: frozenset[str] = frozenset({
-    "hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
+    "hidden_size", "n_embd", "n_embed", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
     "num_attention_heads", "n_head", "n_heads", "num_heads", "vocab_size", "intermediate_size", "ffn_dim",
 })  # fmt: skip
 
@@ -236,7 +236,7 @@ class Reader:
         return self.size(*(keys or ("num_hidden_layers", "n_layer", "n_layers", "num_layers")), high=MAX_LAYERS)
 
     def hidden_size(self) -> int:
-        return self.size("hidden_size", "n_embd", "d_model")
+        return self.size("n_embed", "hidden_size", "n_embd", "d_model")
 
     def vocab_size(self) -> int:
         return self.size("vocab_size")

@@ -252,6 +252,17 @@ def exaone4_5(r: Reader, top: Reader, text_hidden: int) -> int:
     return qwen2_5_vl(r, top, text_hidden) - layer_count(r, "depth") * fewer * (h + 1)
 
 
+def step3(r: Reader, top: Reader, text_hidden: int) -> int:
+    """Step-3's tower, as vLLM 0.32 builds it: plain blocks with biases, two convolutions, one projection."""
+    h, out = r.size("hidden_size"), r.size("output_hidden_size")
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2 + 1
+    patch = linear(r.size("num_channels", default=3) * square(r, "patch_size"), h)
+    downsample = linear(4 * h, out) + linear(9 * out, 2 * out)
+    return (patch + h + positions * h + layer_count(r, "num_hidden_layers")
+            * transformer_block(h, r.size("intermediate_size")) + downsample
+            + linear(2 * out, text_hidden, top.flag("projector_bias", default=True)))
+
+
 def step3p5(r: Reader, top: Reader, text_hidden: int) -> int:
     """Step-3.5/3.7's tower: layer scales, two strided convolutions, one projection."""
     h = r.size("width", "hidden_size")
