@@ -184,9 +184,10 @@ def test_every_candidate_keeps_the_laws(model, gpus, slo):
         assert c.requests_per_s == pytest.approx(rate)
         assert c.goodput_requests_per_s == pytest.approx(rate * c.slo_attainment_fraction)
         p = c.predicted
-        decode = p.e2e_s.mean - p.ttft_s.mean
-        assert rate / c.replicas * decode == pytest.approx(p.in_flight, rel=0.15)  # Little's law
-        assert p.in_flight <= c.landmarks["b_mem"]
+        # Little's law, of everybody in the system and of those that decode.
+        assert rate / c.replicas * p.e2e_s.mean == pytest.approx(p.in_flight)
+        assert rate / c.replicas * (p.e2e_s.mean - p.ttft_s.mean) == pytest.approx(p.decoding, rel=0.15)
+        assert p.decoding <= c.landmarks["b_mem"]
         for metric in (p.ttft_s, p.tpot_s, p.e2e_s):
             assert 0 < metric.p50 <= metric.p95 <= metric.p99
         assert c.bound_by in BOUNDS
@@ -216,7 +217,11 @@ def test_a_closed_loop_is_sized_by_clients():
     assert best.clients_per_replica * best.replicas == pytest.approx(300)
     assert best.predicted.tpot_s.p99 <= 0.0205
     # Little: clients = rate · E2E.
-    assert best.requests_per_s * best.predicted.e2e_s.mean == pytest.approx(300, rel=0.06)
+    assert best.requests_per_s * best.predicted.e2e_s.mean == pytest.approx(300, rel=0.01)
+    assert best.predicted.in_flight * best.replicas == pytest.approx(300, rel=0.01)
+    long = plan("llama-3.3-70b", "h100-sxm-80gb", weight_dtypes="fp8", kv_cache_dtypes="fp8", input_tokens=128_000,
+                output_tokens=72, concurrency=5, slo="e2e=10min").best  # fmt: skip
+    assert long.requests_per_s * long.predicted.e2e_s.mean == pytest.approx(5, rel=0.01)
 
 
 def test_a_shared_prefix_saves():
@@ -233,7 +238,7 @@ def test_places_beyond_the_memory_are_not_counted_on():
     load = {"input_tokens": 8000, "output_tokens": 500, "slo": "batch"}
     best = plan("llama-3.1-70b", "h100-sxm-80gb", max_num_seqs=512, **load).best
     assert best.deployment.engine.max_num_seqs == 512
-    assert best.predicted.in_flight <= best.landmarks["b_mem"]
+    assert best.predicted.decoding <= best.landmarks["b_mem"]
     assert best.bound_by == "kv_capacity"
     assert best.predicted.preemption_risk_fraction > 0.99
     assert plan("llama-3.1-70b", "h100-sxm-80gb", **load).best.predicted.preemption_risk_fraction < 0.05

@@ -13,9 +13,9 @@ from bstar.physics.deployment_landmarks import Landmarks
 from bstar.physics.landmarks import landmarks_of
 from bstar.physics.memory import memory_budget
 from bstar.planning.cost import cost_of
+from bstar.planning.experience import Outcomes
 from bstar.planning.feasibility import NoAnswerError
 from bstar.planning.limits import LONGEST_STEP_TPOTS
-from bstar.planning.outcomes import Outcomes
 from bstar.planning.replica import Replica, overflow_fraction, secure_room
 from bstar.planning.results import Candidate, Percentiles, Predicted
 from bstar.planning.screen import MEMORY_SHARE, RAISED_BUDGET, Screened, Spot, Task, screen
@@ -190,15 +190,16 @@ def _landmarks(marks: Landmarks, sized: Sized, task: Task) -> dict[str, float | 
 
 
 def _predicted(sized: Sized, found: Outcomes, max_num_seqs: int) -> Predicted:
-    replica, in_flight = sized.replica, float(found.in_flight[0])
+    replica, decoding = sized.replica, float(found.decoding[0])
     places = float(max_num_seqs * sized.spot.layout.attention_dp)
     full = float(found.queued_fraction[0]) > _MANY_QUEUE
-    crowd = places if full else min(in_flight + 2.33 * math.sqrt(in_flight), places)
+    crowd = places if full else min(decoding + 2.33 * math.sqrt(decoding), places)
     return Predicted(
-        kv_usage_fraction=min(in_flight / replica.room_sequences, 1.0),
+        kv_usage_fraction=min(decoding / replica.room_sequences, 1.0),
         preemption_risk_fraction=overflow_fraction(replica.room_sequences, replica.context_cv, crowd),
         ttft_s=Percentiles.of(found.ttft_s[0]), tpot_s=Percentiles.of(found.tpot_s[0]),
-        e2e_s=Percentiles.of(found.e2e_s[0]), in_flight=in_flight, step_s=float(found.step_s[0]),
+        e2e_s=Percentiles.of(found.e2e_s[0]), in_flight=float(found.in_flight[0]), decoding=decoding,
+        step_s=float(found.step_s[0]),
         prefill_fraction=float(found.prefill_fraction[0]), queued_fraction=float(found.queued_fraction[0]),
     )  # fmt: skip
 
@@ -221,7 +222,7 @@ def _bound(task: Task, sized: Sized, found: Outcomes) -> str:
             return "queueing"
     if float(found.prefill_fraction[0]) >= 0.5:
         return "compute"
-    step = decode_step_time(sized.deployment, max(float(found.in_flight[0]), 1.0), task.context)
+    step = decode_step_time(sized.deployment, max(float(found.decoding[0]), 1.0), task.context)
     return str(step.bound_by)
 
 

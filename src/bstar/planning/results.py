@@ -43,7 +43,8 @@ class Percentiles:
 class Predicted:
     """What the users of a candidate experience, by the closed forms of `planning.outcomes`.
 
-    in_flight         mean sequences that decode on one replica
+    in_flight         mean requests that one replica has: queueing, in prefill or decoding (rate · mean E2E)
+    decoding          of them decoding, the batch of a mean step
     step_s            mean step of a replica, prefill included
     prefill_fraction  share of a replica's time that prefill takes
     queued_fraction   share of requests that find every place taken
@@ -55,6 +56,7 @@ class Predicted:
     tpot_s: Percentiles
     e2e_s: Percentiles
     in_flight: float
+    decoding: float
     step_s: float
     prefill_fraction: float
     queued_fraction: float
@@ -64,7 +66,7 @@ class Predicted:
     def to_dict(self) -> dict[str, Any]:
         return {
             "ttft_s": self.ttft_s.to_dict(), "tpot_s": self.tpot_s.to_dict(), "e2e_s": self.e2e_s.to_dict(),
-            "in_flight_per_replica": self.in_flight, "step_s": self.step_s,
+            "in_flight_per_replica": self.in_flight, "decoding_per_replica": self.decoding, "step_s": self.step_s,
             "prefill_fraction": self.prefill_fraction, "queued_fraction": self.queued_fraction,
             "kv_usage_fraction": self.kv_usage_fraction, "preemption_risk_fraction": self.preemption_risk_fraction,
         }  # fmt: skip
