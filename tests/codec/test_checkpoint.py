@@ -53,7 +53,13 @@ def test_bytes_by_dtype_and_by_part(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
     found = read_safetensors_folder(tmp_path)
     assert found.bytes_by_part == {
-        "mtp": 1024 + 512, "vision": 256, "lm_head": 3200, "embedding": 3200, "layers": 256 + 4 + 1024, "other": 32}
+        "mtp": 1024 + 512,
+        "vision": 256,
+        "lm_head": 3200,
+        "embedding": 3200,
+        "layers": 256 + 4 + 1024,
+        "other": 32,
+    }
     assert found.bytes_by_dtype == {"BF16": 1024 + 512 + 256 + 3200 + 3200 + 1024 + 32, "F8_E4M3": 256, "F32": 4}
     assert found.total_bytes == sum(found.bytes_by_part.values()) == sum(found.bytes_by_dtype.values())
     assert found.loaded_bytes == found.total_bytes - 1536
@@ -77,8 +83,10 @@ def test_only_the_files_of_the_index_count(tmp_path: Path) -> None:
     for i, part in enumerate((dict(list(SMALL.items())[:4]), dict(list(SMALL.items())[4:])), 1):
         (tmp_path / f"model-0000{i}-of-00002.safetensors").write_bytes(safetensors(part))
     (tmp_path / "consolidated.safetensors").write_bytes(safetensors(SMALL))
-    index = {"metadata": {"total_size": 1}, "weight_map": {
-        n: f"model-0000{1 + (i >= 4)}-of-00002.safetensors" for i, n in enumerate(SMALL)}}
+    index = {
+        "metadata": {"total_size": 1},
+        "weight_map": {n: f"model-0000{1 + (i >= 4)}-of-00002.safetensors" for i, n in enumerate(SMALL)},
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert read_safetensors_folder(tmp_path, num_layers=2).num_tensors == 9
     (tmp_path / "model-00002-of-00002.safetensors").unlink()

@@ -211,7 +211,10 @@ def test_hybrids_keep_their_states_and_windows(tmp_path: Path) -> None:
     more, _, layer = FAMILIES["nemotron_h"]
     model = check(tmp_path, meta("nemotron_h", **more), [*outer(), *layers(layer)])
     assert [(g.mixer.kind, g.ffn.kind, g.indices) for g in model.layers] == [
-        ("mamba2", "none", (0, 3)), ("none", "dense", (1,)), ("gqa", "none", (2,))]
+        ("mamba2", "none", (0, 3)),
+        ("none", "dense", (1,)),
+        ("gqa", "none", (2,)),
+    ]
     more, _, layer = FAMILIES["cohere2"]
     model = check(tmp_path, meta("cohere2", **more), [*outer(tied=True), *layers(layer)])
     assert [getattr(g.mixer, "window", None) for g in model.layers] == [4096, None]

@@ -21,8 +21,9 @@ def cases(source: Any) -> list[Any]:
     return [pytest.param(config, id=label) for label, config in source]
 
 
-@pytest.mark.parametrize("config", [
-    *cases(hostile.wrong_sizes()), *cases(hostile.missing_sizes()), *cases(hostile.other_wrongs())])
+@pytest.mark.parametrize(
+    "config", [*cases(hostile.wrong_sizes()), *cases(hostile.missing_sizes()), *cases(hostile.other_wrongs())]
+)
 def test_a_wrong_config_is_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -46,8 +47,13 @@ def test_a_code_reference_beside_a_known_type_is_ignored(tmp_path: Path) -> None
     (tmp_path / "modeling_evil.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
     auto_map = {"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"auto_map": auto_map}))
-    done = subprocess.run([sys.executable, "-m", "bstar.interfaces.cli.main", "model", str(tmp_path), "--json"],
-                          capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "bstar.interfaces.cli.main", "model", str(tmp_path), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert json.loads(done.stdout)["parameters"]["total"] == 8_030_261_248
     assert not marker.exists()
 
@@ -132,7 +138,11 @@ def test_the_same_from_a_shell(tmp_path: Path) -> None:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
         FILES[kind](path)
         started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "bstar.interfaces.cli.main", "model", str(path), "--json"],
-                              capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [sys.executable, "-m", "bstar.interfaces.cli.main", "model", str(path), "--json"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         assert "Traceback" not in done.stderr and time.perf_counter() - started < 5

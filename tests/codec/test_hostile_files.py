@@ -156,9 +156,7 @@ SPEC_FILES: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SPEC_FILES)
-def test_a_deployment_file_that_is_none_is_one_line(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deployment_file_that_is_none_is_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, make = SPEC_FILES[kind]
     monkeypatch.chdir(tmp_path)
     make(tmp_path / name)
@@ -187,8 +185,17 @@ TRACES: dict[str, tuple[str, Any]] = {
 def test_a_trace_that_is_none_is_one_line(kind: str, tmp_path: Path) -> None:
     name, make = TRACES[kind]
     make(tmp_path / name)
-    refused("plan", "llama-3.1-8b", "--gpu", "h100-sxm-80gb", "--trace", str(tmp_path / name), "--slo", "tpot=50ms",
-            "--json")
+    refused(
+        "plan",
+        "llama-3.1-8b",
+        "--gpu",
+        "h100-sxm-80gb",
+        "--trace",
+        str(tmp_path / name),
+        "--slo",
+        "tpot=50ms",
+        "--json",
+    )
 
 
 GOOD = [*outer(), *layers(attention, dense)]

@@ -94,7 +94,8 @@ def test_texts_that_do_not_collide_stay_where_they_belong() -> None:
 
 @given(
     st.dictionaries(st.sampled_from(sorted(LANDMARK_LABELS)), st.floats(0.01, 1e6), max_size=6),
-    st.sampled_from([300.0, 560.0]))
+    st.sampled_from([300.0, 560.0]),
+)
 def test_landmark_texts_never_overlap(landmarks: dict[str, float | None], length: float) -> None:
     axis = axes.batch_axis([curve()], length)
     placed = axes.landmark_labels(curve(landmarks=landmarks), axis, size=11)

@@ -1,6 +1,6 @@
 """Save a tiny model with transformers and safetensors, in shards with an index (run inside the vLLM environment).
 
-    VENV/bin/python save_model.py FOLDER CONFIG_JSON          prints {"parameters": n, "bytes": n}
+VENV/bin/python save_model.py FOLDER CONFIG_JSON          prints {"parameters": n, "bytes": n}
 """
 
 from __future__ import annotations
@@ -19,5 +19,11 @@ with tempfile.TemporaryDirectory() as place:
 model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
 model.save_pretrained(sys.argv[1], max_shard_size="200KB")
 parameters = list(model.parameters())
-print(json.dumps({
-    "parameters": sum(p.numel() for p in parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters)}))
+print(
+    json.dumps(
+        {
+            "parameters": sum(p.numel() for p in parameters),
+            "bytes": sum(p.numel() * p.element_size() for p in parameters),
+        }
+    )
+)

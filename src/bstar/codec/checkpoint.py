@@ -1,7 +1,7 @@
 """What a model folder stores: exact weight bytes, by dtype and by part, from headers alone.
 
-    folder/model.safetensors.index.json   which files belong to the model (and their total, if they are absent)
-    folder/*.safetensors                  headers: every tensor's dtype, shape and bytes
+folder/model.safetensors.index.json   which files belong to the model (and their total, if they are absent)
+folder/*.safetensors                  headers: every tensor's dtype, shape and bytes
 """
 
 from __future__ import annotations
@@ -188,9 +188,7 @@ def _complete(files: Iterable[str], folder: Path) -> None:
             )
 
 
-def _summary(
-    tensors: Iterable[StoredTensor], num_files: int, num_layers: int | None, tied: bool
-) -> CheckpointWeights:
+def _summary(tensors: Iterable[StoredTensor], num_files: int, num_layers: int | None, tied: bool) -> CheckpointWeights:
     by_dtype: Counter[str] = Counter()
     by_part: Counter[str] = Counter()
     elements = count = 0
@@ -208,8 +206,12 @@ def _summary(
         raise ConfigError("checkpoint: the .safetensors files hold no weights; download them again")
     copied_head = by_part["lm_head"] if tied and by_part["embedding"] else 0
     return CheckpointWeights(
-        total_bytes=total, loaded_bytes=total - by_part["mtp"] - copied_head, num_tensors=count, num_files=num_files,
-        source="headers", stored_elements=elements,
+        total_bytes=total,
+        loaded_bytes=total - by_part["mtp"] - copied_head,
+        num_tensors=count,
+        num_files=num_files,
+        source="headers",
+        stored_elements=elements,
         bytes_by_dtype=MappingProxyType(dict(by_dtype)),
         bytes_by_part=MappingProxyType({p: by_part[p] for p in PARTS if by_part[p]}),
     )

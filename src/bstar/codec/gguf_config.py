@@ -55,30 +55,44 @@ _FAMILIES: dict[str, _Family] = {
     "qwen2": _Family(model_type="qwen2", architecture="Qwen2ForCausalLM", uses_window=False),
     "qwen2vl": _Family(model_type="qwen2", architecture="Qwen2ForCausalLM", uses_window=False),
     "qwen2moe": _Family(
-        model_type="qwen2_moe", architecture="Qwen2MoeForCausalLM", uses_window=False,
-        fixed={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+        model_type="qwen2_moe",
+        architecture="Qwen2MoeForCausalLM",
+        uses_window=False,
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "qwen3": _Family(model_type="qwen3", architecture="Qwen3ForCausalLM", uses_window=False),
     "qwen3vl": _Family(model_type="qwen3", architecture="Qwen3ForCausalLM", uses_window=False),
     "qwen3moe": _Family(
-        model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", uses_window=False,
-        fixed={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        uses_window=False,
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "qwen3vlmoe": _Family(
-        model_type="qwen3_moe", architecture="Qwen3MoeForCausalLM", uses_window=False,
-        fixed={"decoder_sparse_step": 1, "mlp_only_layers": []}),
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        uses_window=False,
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "qwen3next": _Family(
-        model_type="qwen3_next", architecture="Qwen3NextForCausalLM",
-        fixed={"decoder_sparse_step": 1, "mlp_only_layers": [], "full_attention_interval": 4}),
+        model_type="qwen3_next",
+        architecture="Qwen3NextForCausalLM",
+        fixed={"decoder_sparse_step": 1, "mlp_only_layers": [], "full_attention_interval": 4},
+    ),
     "qwen35": _Family(
-        model_type="qwen3_5_text", architecture="Qwen3_5ForCausalLM", fixed={"full_attention_interval": 4}),
+        model_type="qwen3_5_text", architecture="Qwen3_5ForCausalLM", fixed={"full_attention_interval": 4}
+    ),
     "qwen35moe": _Family(
-        model_type="qwen3_5_moe_text", architecture="Qwen3_5MoeForCausalLM", fixed={"full_attention_interval": 4}),
+        model_type="qwen3_5_moe_text", architecture="Qwen3_5MoeForCausalLM", fixed={"full_attention_interval": 4}
+    ),
     "gemma": _Family(model_type="gemma", architecture="GemmaForCausalLM"),
     "gemma2": _Family(model_type="gemma2", architecture="Gemma2ForCausalLM", window_pattern=2),
     "gemma3": _Family(model_type="gemma3_text", architecture="Gemma3ForCausalLM", window_pattern=6),
     "phi3": _Family(model_type="phi3", architecture="Phi3ForCausalLM"),
     "phimoe": _Family(model_type="phimoe", architecture="PhimoeForCausalLM", experts=_MIXTRAL),
-    "deepseek2": _Family(model_type="deepseek_v2", architecture="DeepseekV2ForCausalLM", experts=_DEEPSEEK,
-                         fixed={"moe_layer_freq": 1}),
+    "deepseek2": _Family(
+        model_type="deepseek_v2", architecture="DeepseekV2ForCausalLM", experts=_DEEPSEEK, fixed={"moe_layer_freq": 1}
+    ),
     "glm4": _Family(model_type="glm4", architecture="Glm4ForCausalLM"),
     "glm4moe": _Family(model_type="glm4_moe", architecture="Glm4MoeForCausalLM", experts=_DEEPSEEK),
     "glm-dsa": _Family(model_type="glm_moe_dsa", architecture="GlmMoeDsaForCausalLM", experts=_DEEPSEEK),
@@ -86,8 +100,11 @@ _FAMILIES: dict[str, _Family] = {
     "command-r": _Family(model_type="cohere", architecture="CohereForCausalLM"),
     "cohere2": _Family(model_type="cohere2", architecture="Cohere2ForCausalLM", window_pattern=4),
     "olmo2": _Family(model_type="olmo2", architecture="Olmo2ForCausalLM"),
-    "olmoe": _Family(model_type="olmoe", architecture="OlmoeForCausalLM",
-                     experts={"count": "num_experts", "used": "num_experts_per_tok", "width": "intermediate_size"}),
+    "olmoe": _Family(
+        model_type="olmoe",
+        architecture="OlmoeForCausalLM",
+        experts={"count": "num_experts", "used": "num_experts_per_tok", "width": "intermediate_size"},
+    ),
     "granite": _Family(model_type="granite", architecture="GraniteForCausalLM"),
     "granitemoe": _Family(model_type="granitemoe", architecture="GraniteMoeForCausalLM", experts=_MIXTRAL),
     "minimax-m2": _Family(model_type="minimax_m2", architecture="MiniMaxM2ForCausalLM", experts=_MIXTRAL),
@@ -97,7 +114,8 @@ _FAMILIES: dict[str, _Family] = {
     "nemotron_h": _Family(model_type="nemotron_h", architecture="NemotronHForCausalLM", experts=_NEMOTRON),
     "nemotron_h_moe": _Family(model_type="nemotron_h", architecture="NemotronHForCausalLM", experts=_NEMOTRON),
     "granitehybrid": _Family(
-        model_type="granitemoehybrid", architecture="GraniteMoeHybridForCausalLM", experts=_GRANITE),
+        model_type="granitemoehybrid", architecture="GraniteMoeHybridForCausalLM", experts=_GRANITE
+    ),
     "hunyuan-dense": _Family(model_type="hunyuan_v1_dense", architecture="HunYuanDenseV1ForCausalLM"),
     "dots1": _Family(model_type="dots1", architecture="Dots1ForCausalLM", experts=_DEEPSEEK),
 }
@@ -145,8 +163,11 @@ def config_of(header: GgufHeader, source: str) -> dict[str, Any]:
     if family.model_type == "falcon":
         kv_heads = config["num_key_value_heads"]
         config.update(
-            new_decoder_architecture="blk.0.attn_norm_2.weight" in reader.tensors, num_kv_heads=kv_heads,
-            multi_query=kv_heads == 1, ffn_hidden_size=config.get("intermediate_size"))
+            new_decoder_architecture="blk.0.attn_norm_2.weight" in reader.tensors,
+            num_kv_heads=kv_heads,
+            multi_query=kv_heads == 1,
+            ffn_hidden_size=config.get("intermediate_size"),
+        )
     return config
 
 
@@ -207,8 +228,10 @@ def _experts(config: dict[str, Any], reader: Keys, family: _Family) -> None:
     if width is not None:
         config[keys["width"]] = width
     for fact, gguf_key in (
-        ("shared", "expert_shared_count"), ("dense_first", "leading_dense_block_count"),
-        ("groups", "expert_group_count"), ("groups_used", "expert_group_used_count"),
+        ("shared", "expert_shared_count"),
+        ("dense_first", "leading_dense_block_count"),
+        ("groups", "expert_group_count"),
+        ("groups_used", "expert_group_used_count"),
     ):
         value = reader.number(gguf_key)
         if fact in keys and value is not None:

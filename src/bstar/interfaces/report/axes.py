@@ -128,8 +128,13 @@ def landmark_labels(
             places[i] = centre
     return [
         PlacedLabel(
-            name=name, text=texts[i], batch=axis.value(targets[i]), text_batch=axis.value(places[i]), row=i % num_rows,
-            beyond=-1 if value < axis.low else 1 if value > axis.high else 0)
+            name=name,
+            text=texts[i],
+            batch=axis.value(targets[i]),
+            text_batch=axis.value(places[i]),
+            row=i % num_rows,
+            beyond=-1 if value < axis.low else 1 if value > axis.high else 0,
+        )
         for i, (value, name) in enumerate(wanted)
     ]
 
