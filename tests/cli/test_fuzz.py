@@ -54,7 +54,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [*words, "--json"]
 
 
-@settings(deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(command_lines())
 def test_an_answer_or_one_line(bstar: Callable[..., Result], words: list[str]) -> None:
     result = bstar(*words)
