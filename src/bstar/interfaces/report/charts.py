@@ -14,7 +14,7 @@ from bstar.interfaces.report.axes import LogAxis, batch_axis, best_time_unit, un
 from bstar.interfaces.report.rendering import SUFFIXES, render, write_whole
 from bstar.interfaces.report.series import LANDMARK_LABELS, CurveSeries
 
-MAX_SERIES, MAX_SUBJECTS, MAX_CONTEXTS = 24, 8, 6
+MAX_SERIES, MAX_SUBJECTS, MAX_CONTEXTS = 40, 10, 6
 SOFT_INK = "#555555"
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 

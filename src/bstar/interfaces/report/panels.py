@@ -23,8 +23,10 @@ from bstar.interfaces.report.axes import (
 from bstar.interfaces.report.series import LANDMARK_LABELS, CurveSeries
 from bstar.units import format_seconds
 
-# Okabe and Ito's palette: told apart with every common colour blindness, and in grey by their order.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#666666")
+# Okabe and Ito's palette, then four of Tol's: told apart with the common colour blindnesses.
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#117733", "#882255", "#666666",
+)  # fmt: skip
 REGION_COLOURS = ("#56B4E9", "#009E73", "#E69F00", "#D55E00")
 INK, SOFT, FAINT = "#222222", "#555555", "#777777"
 LABEL_SIZE, NAME_SIZE = 11.0, 10.0
