@@ -20,6 +20,7 @@ from bstar.physics.activation import (
     ActivationTerm,
     constants,
     cuda_graph_bytes,
+    graphs_subtracted,
     model_runner,
     non_torch_bytes,
     peak_activations,
@@ -147,9 +148,7 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     activations = peak_activations(deployment)
     runtime = non_torch_bytes(deployment)
     graphs = cuda_graph_bytes(deployment)
-    subtracted = engine.estimate_cudagraph_memory
-    if subtracted is None:
-        subtracted = (engine.version_tuple or (99,)) >= (0, 20)
+    subtracted = graphs_subtracted(deployment)
     available = tuple(
         usable - w - a.bytes - runtime - (graphs if subtracted else 0)
         for w, a in zip(weights, activations, strict=True)
@@ -172,7 +171,15 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
         block_size=plan.attention_block_tokens, bytes_per_block=plan.bytes_per_block,
         blocks_per_request=plan.blocks_per_request, max_concurrency=plan.max_concurrency,
         pools=parallel.dp * parallel.attention_dp, needed_bytes=plan.needed_bytes, longest_request_tokens=longest,
-        fits=reason is None, reason=reason, stage=stage, notes=_notes(deployment))
+        fits=reason is None, reason=reason, stage=stage, notes=_notes(deployment) + _compile_note(activations[stage]))
+
+
+def _compile_note(peak: ActivationPeak) -> tuple[str, ...]:
+    """What a second start gains: a filled compile cache tries no kernels."""
+    spare = peak.compile - max(peak.layers, peak.sampler)
+    if spare < 0.05 * GIB:
+        return ()
+    return (f"a start on a filled compile cache finds {spare / GIB:.2f} GiB more for the KV cache",)
 
 
 def _weights(deployment: Deployment) -> tuple[int, ...]:
