@@ -104,7 +104,8 @@ def build_index() -> dict[str, str]:
         if path.name.startswith("_"):
             continue
         entry = json.loads(path.read_text(encoding="utf-8"))
-        for name in (entry["id"], entry["hub_id"], *entry["aliases"]):
+        variants = [name for variant in entry.get("variants", ()) for name in variant["names"]]
+        for name in (entry["id"], entry["hub_id"], *entry["aliases"], *variants):
             owner = index.setdefault(key_of(name), entry["id"])
             if owner != entry["id"]:
                 raise SystemExit(f"{name!r} is claimed by {owner} and {entry['id']}")

@@ -162,6 +162,9 @@ def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:
         hint = entry.weight_format_hint
         model = _parse(entry.config, entry.hf_quant_config, name=entry.id if hint is None else name,
                        source=entry.source, overrides=overrides)
+        if entry.unconfirmed:
+            assumed = f"assumed (only one source says it): {', '.join(entry.unconfirmed)}"
+            model = replace(model, notes=(*model.notes, assumed))
         return model if hint is None else _hinted(model, hint)
     from bstar.codec.hub import HUB_ID, fetch_config
 
