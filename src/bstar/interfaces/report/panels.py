@@ -37,6 +37,7 @@ BATCH_TITLE = "batch (sequences per decode step)"
 
 # Pixels kept for the numbers of every y axis, so that the columns of a grid stand under each other.
 Y_EXTENT = 40
+_LEGEND_WIDTH = 700
 # Pixels under the curves for the names of the regions.
 NAMES_HEIGHT = 22
 
@@ -56,14 +57,20 @@ def as_spec(panel: Panel) -> dict[str, Any]:
     return spec
 
 
-def legend(title: str, *, symbol_size: float = 400) -> alt.Legend:
-    return alt.Legend(title=title, orient="bottom", symbolSize=symbol_size, labelLimit=500, titleLimit=500, columns=8)
+def legend(title: str, *, symbol_size: float = 400, columns: int = 8) -> alt.Legend:
+    return alt.Legend(
+        title=title, orient="bottom", symbolSize=symbol_size, labelLimit=500, titleLimit=500, columns=columns
+    )
 
 
 def subject_colour(domain: Sequence[str], title: str) -> alt.Color:
     """Colour by model or GPU; no legend where there is only one."""
+    # Long names wrap into rows, so that the legend is not wider than the panels above it.
+    columns = max(1, int(_LEGEND_WIDTH // (text_width(max(domain, key=len), LABEL_SIZE) + 40)))
     scale = alt.Scale(domain=list(domain), range=[PALETTE[i % len(PALETTE)] for i in range(len(domain))])
-    return alt.Color("subject:N", scale=scale, legend=legend(title, symbol_size=120) if len(domain) > 1 else None)
+    return alt.Color(
+        "subject:N", scale=scale, legend=legend(title, symbol_size=120, columns=columns) if len(domain) > 1 else None
+    )
 
 
 def heading_layer(text: str, *, above: float, width: float) -> alt.Chart:
