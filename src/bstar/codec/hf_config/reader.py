@@ -236,7 +236,9 @@ class Reader:
         return self.size(*(keys or ("num_hidden_layers", "n_layer", "n_layers", "num_layers")), high=MAX_LAYERS)
 
     def hidden_size(self) -> int:
-        return self.size("n_embed", "hidden_size", "n_embd", "d_model")
+        if self.has("n_embed"):  # BLOOM's and Falcon's first spelling, which their classes prefer
+            return self.size("n_embed")
+        return self.size("hidden_size", "n_embd", "d_model")
 
     def vocab_size(self) -> int:
         return self.size("vocab_size")
