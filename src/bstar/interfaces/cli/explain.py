@@ -91,9 +91,6 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
                  for name, label, note in _LANDMARKS
                  if not (name == "b_mem_full" and values[name] == values["b_mem"])
                  and not (name == "b_slo" and values[name] is None)]
-    limit = None
-    if marks.kv_bytes_per_sequence > 0:
-        limit = (2 * marks.parameters + marks.attention_flops_per_sequence) / marks.kv_bytes_per_sequence
     times = [
         ("step time", _pair(sheet.step_time_s), "TPOT of each sequence, prefill apart"),
         ("amortized", _pair(sheet.time_per_output_token_amortized_s), "step time / batch = 1 / output throughput"),
@@ -101,7 +98,7 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
          f"{1 / sheet.step_time_s.expected:,.1f} tok/s for each user; "
          f"floor {sheet.batch / sheet.step_time_s.floor:,.0f} tok/s"),
         ("intensity", f"{sheet.arithmetic_intensity:,.1f}",
-         f"FLOP/byte; at most {format_count(limit)} at any batch, attention's FLOPs included"),
+         f"FLOP/byte; at most {format_count(marks.arithmetic_intensity_limit)} at any batch, attention's FLOPs included"),
         ("bound by", sheet.bound_by.replace("_", " "), _shares(sheet.shares)),
     ]
     recommended = [("max_num_seqs", _setting(sheet.recommended_max_num_seqs), sheet.recommended_max_num_seqs.reason)]
