@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.planning.draws import RequestDraws
-from bstar.planning.replica import Replica, attention_pairs, prompt_budget
+from bstar.planning.replica import Replica, prompt_budget
 from bstar.queueing.general import kingman_mean_wait_s, mg1_wait_quantile_s
 from bstar.specs.slo import Slo
 
@@ -110,14 +110,13 @@ def experience(
 def _prefill(
     replica: Replica, draws: RequestDraws, rate: Floats, mean: Floats, gap_cv_squared: float, clients: Floats | None
 ) -> _Prefill:
-    new = draws.new_tokens
-    mean_new = float(new.mean())
+    new, mean_new = draws.new_tokens, draws.mean_new_tokens
     at = np.maximum(mean, 1.0)[:, None]
     base = replica.step_s(at)
     arrive = rate[:, None] * base
     skew = replica.imbalance(arrive)
     budget = np.maximum(prompt_budget(replica, at) / skew, 1.0)
-    pairs = attention_pairs(draws) * replica.pair_s * skew
+    pairs = draws.pairs * replica.pair_s * skew
     together = np.minimum(new + arrive * mean_new, budget)
     cost = new * replica.marginal_prefill_s(at, together, arrive) + pairs
     chunks = np.ceil(new / budget)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bstar.planning.draws import RequestDraws
 from bstar.planning.experience import Outcomes, experience
-from bstar.planning.replica import Replica, attention_pairs, mean_prefill_s, prefill_of_a_request_s
+from bstar.planning.replica import Replica, mean_prefill_s, prefill_of_a_request_s
 from bstar.queueing.sharing import in_flight_distribution
 
 Floats = NDArray[np.float64]
@@ -81,7 +81,7 @@ def _cost_variation(replica: Replica, draws: RequestDraws) -> float:
     """CV² of the prefill time over requests, linear and attention part."""
     most = min(float(replica.token_budget), replica.token_grid[-1])
     per_token = float(replica.tokens_s(np.array([most]))[0]) / most
-    cost = draws.new_tokens * per_token + attention_pairs(draws) * replica.pair_s
+    cost = draws.new_tokens * per_token + draws.pairs * replica.pair_s
     return float(cost.var() / cost.mean() ** 2)
 
 
@@ -111,44 +111,55 @@ def _admission_s(
 def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap: Ints) -> Outcomes:
     """A closed loop: `clients` (lanes,) each send their next request when the last one is done; `cap` places.
 
-    The rate is the one at which Little's law holds: λ · mean E2E = C.
+    Found is the number n that decode at which Little's law holds, λ(n) · mean E2E = C; where answers have one
+    token the rate itself is.
     """
     places = np.minimum(clients, cap)
-    # In log λ: at `low` fewer than the places are taken, at `high` more would be.
-    high = np.log(_full_rate(replica, draws, places)) + 1.0
-    low = high - 60.0
-    trial = high - 1.5
+    decodes = draws.mean_decode_tokens > 0
+    # In logs; at `low` fewer than the places are taken, at `high` more would be.
+    # (n may come out a little above the places: the crowd that each draw meets is an estimate too.)
+    high = np.log(places) + 0.2 if decodes else np.log(_prefill_only_rate(replica, draws, places)) + 1.0
+    low, trial = high - 40.0, high - (0.25 if decodes else 1.5)
     for number in range(_LITTLE_ROUNDS):
-        found = _closed_at(replica, draws, np.exp(trial), clients, places)
+        unknown = np.exp(trial)
+        decoding = unknown if decodes else np.zeros_like(unknown)
+        rate = _rate_of(replica, draws, unknown, places) if decodes else unknown
+        found = _closed_at(replica, draws, rate, decoding, clients, places)
         inside = found.in_flight - (clients - places)  # those behind the door
         excess = np.log(np.maximum(inside, 1e-12) / places)
         if np.all(np.abs(excess) < _LITTLE_TOLERANCE):
             break
         low, high = np.where(excess < 0, trial, low), np.where(excess < 0, high, trial)
-        # λ·E2E rises at least in proportion to λ: far below the answer a step by the excess does not overshoot.
         step = trial - excess
         bracketed = (step > low) & (step < high) & (number % 3 < 2)
         trial = np.where(bracketed, step, 0.5 * (np.maximum(low, high - 8.0) + high))
     return found
 
 
-def _full_rate(replica: Replica, draws: RequestDraws, places: Floats) -> Floats:
-    """Requests per second if all of `places` decoded all the time: more than a closed loop makes."""
-    decode = draws.mean_decode_tokens
-    if decode <= 0:
-        new = float(draws.new_tokens.mean())
-        together = np.minimum(places * new, float(replica.token_budget * replica.attention_dp))
-        pairs = float(attention_pairs(draws).mean()) * replica.pair_s
-        return np.asarray(1.0 / (replica.tokens_s(together) * new / together + pairs))
-    step = replica.step_s(places)
-    starts = places / decode
-    cost = prefill_of_a_request_s(replica, draws, places, starts)
-    return np.asarray(1.0 / (cost + decode * step / places))
+def _rate_of(replica: Replica, draws: RequestDraws, decoding: Floats, places: Floats) -> Floats:
+    """λ(n) = 1/(c·(C − 1)/C + D·T(n)/n): a client's own prefill stalls nobody but itself."""
+    busy = np.maximum(decoding, 1.0)
+    step = replica.step_s(busy)
+    own = draws.mean_decode_tokens * step / decoding
+    others = np.maximum(1.0 - 1.0 / places, 0.0)
+    rate = 1.0 / own
+    for _ in range(3):  # c depends a little on the rate: how many prompts share a step
+        rate = 1.0 / (own + others * prefill_of_a_request_s(replica, draws, busy, rate * step))
+    return np.asarray(rate)
 
 
-def _closed_at(replica: Replica, draws: RequestDraws, rate: Floats, clients: Floats, places: Floats) -> Outcomes:
-    """The outcomes of a closed loop if its rate were `rate`."""
-    decoding = _decoding_at(replica, draws, rate, places)
+def _prefill_only_rate(replica: Replica, draws: RequestDraws, places: Floats) -> Floats:
+    """Requests per second where the prompts of all places share steps and nothing decodes."""
+    together = np.minimum(places * draws.mean_new_tokens, float(replica.token_budget * replica.attention_dp))
+    step = replica.tokens_s(together)
+    return np.asarray(1.0 / (step * draws.mean_new_tokens / together + draws.mean_pairs * replica.pair_s))
+
+
+def _closed_at(
+    replica: Replica, draws: RequestDraws, rate: Floats, decoding: Floats, clients: Floats, places: Floats
+) -> Outcomes:
+    """The outcomes of a closed loop if that many decoded at that rate."""
+    decoding = np.minimum(decoding, places)
     spread = np.sqrt(np.maximum(decoding * (1.0 - decoding / places), 0.0))
     met = np.clip(decoding[:, None] + draws.crowd_z * spread[:, None] - 1.0, 0.0, places[:, None] - 1.0)
     admission = np.broadcast_to(((clients - places) / rate)[:, None], met.shape)
@@ -156,22 +167,3 @@ def _closed_at(replica: Replica, draws: RequestDraws, rate: Floats, clients: Flo
     return experience(
         replica, draws, rate, decoding, met, admission, full, np.ones(rate.shape, dtype=bool), 1.0, places
     )
-
-
-def _decoding_at(replica: Replica, draws: RequestDraws, rate: Floats, places: Floats) -> Floats:
-    """Sequences that decode at a rate: n with λ·(c·(C − 1)/C + D·T(n)/n) = 1, at most the places.
-
-    A client's own prefill stalls nobody but itself.
-    """
-    decode = draws.mean_decode_tokens
-    if decode <= 0:
-        return np.zeros_like(rate)
-    others = np.maximum(1.0 - 1.0 / places, 0.0)
-    low, high = np.zeros_like(rate), places.astype(np.float64)
-    for _ in range(40):
-        n = 0.5 * (low + high)
-        busy = np.maximum(n, 1.0)
-        cost = prefill_of_a_request_s(replica, draws, busy, rate * replica.step_s(busy)) * others
-        short = n * (1.0 - rate * cost) < rate * decode * replica.step_s(busy)
-        low, high = np.where(short, n, low), np.where(short, high, n)
-    return 0.5 * (low + high)

@@ -90,7 +90,8 @@ def plan(
     length, note = needed_model_len(own, needs.longest_tokens, needs.p99_tokens)
     task = Task(
         workload=load, slo=limits, draws=draws, context=load.mean_decode_context_tokens,
-        max_model_len=max_model_len or length, peak_factor=peak_factor, headroom_fraction=headroom_fraction,
+        max_model_len=_model_len(max_model_len, length, needs.p99_tokens),
+        peak_factor=peak_factor, headroom_fraction=headroom_fraction,
         max_gpus=max_gpus,
         choice=EngineChoice(
             engine=engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
@@ -188,6 +189,14 @@ def _workload(
         rate_per_s=rate_per_s, concurrency=concurrency, burstiness=burstiness, prefix_tokens=prefix_tokens,
         prefix_hit_fraction=hits,
     )  # fmt: skip
+
+
+def _model_len(asked: int | None, needed: int, p99_tokens: int) -> int:
+    if asked is None:
+        return needed
+    if asked < p99_tokens:
+        raise SpecError(f"max_model_len: {asked:,} is too short, 1 % of the requests reach {p99_tokens:,}; raise it")
+    return asked
 
 
 def _lengths(value: int | str, field: str) -> LengthDistribution:
