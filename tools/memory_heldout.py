@@ -17,12 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "physics"), str(ROOT / "tools")]
 
-from memory_points import Point, load_points  # noqa: E402  (after the path is set)
+from memory_points import HELD_OUT, Point, load_points  # noqa: E402  (after the path is set)
 from memory_report import summary  # noqa: E402
 
 from bstar.units import GIB  # noqa: E402
 
-HELD_OUT = ROOT / "tests" / "data" / "heldout_memory_points.csv"
 MARKERS = ("<!-- memory-heldout -->", "<!-- /memory-heldout -->")
 
 

@@ -15,6 +15,7 @@ from bstar.specs.deployment import Deployment
 from bstar.units import GIB
 
 POINTS = Path(__file__).parents[1] / "data" / "measured_memory_points.csv"
+HELD_OUT = POINTS.with_name("heldout_memory_points.csv")
 
 GPUS = {
     "H100-80GB": "h100-sxm-80gb", "A100-80GB": "a100-sxm-80gb", "RTX4090-24GB": "rtx-4090",
