@@ -35,7 +35,7 @@ class ModelEntry:
     published_parameters_rounded  the publisher's rounded figure, where no exact one is known
     weight_format_hint    storage named by a suffix of the asked name that this entry's checkpoint does not
                           have ("…-FP8" of a bf16 entry): a weight format of `bstar.specs.formats`, or
-                          "gguf:<type>"; None: store as `config` says
+                          "gguf:<type>" ("gguf:" where the name says no type); None: store as `config` says
     """
 
     id: str
