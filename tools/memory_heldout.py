@@ -51,14 +51,14 @@ def tables(points: list[Point]) -> str:
     built = [p for p in points if p.budget is not None]
     kv = [(p, e) for p in built if (e := p.kv_error()) is not None]
     groups: tuple[tuple[str, Callable[[Point], bool]], ...] = (
-        ("every input stated", lambda p: p.row["quality"] == "ok"),
-        ("an input inferred", lambda p: p.row["quality"] != "ok"),
-        ("text only, one GPU", lambda p: _ranks(p) == 1 and not _multimodal(p)),
-        ("multimodal, one GPU", lambda p: _ranks(p) == 1 and _multimodal(p)),
-        ("more GPUs", lambda p: _ranks(p) > 1),
-        ("experts", lambda p: p.deployment is not None and p.deployment.model.is_moe),
-        ("before 0.20", lambda p: p.version < (0, 20)),
-        ("0.20 and later", lambda p: p.version >= (0, 20)),
+        ("every input stated", _stated),
+        ("— text only, one GPU", lambda p: _stated(p) and _ranks(p) == 1 and not _multimodal(p)),
+        ("— multimodal, one GPU", lambda p: _stated(p) and _ranks(p) == 1 and _multimodal(p)),
+        ("— more GPUs", lambda p: _stated(p) and _ranks(p) > 1),
+        ("— experts", lambda p: _stated(p) and p.deployment is not None and p.deployment.model.is_moe),
+        ("— before 0.20", lambda p: _stated(p) and p.version < (0, 20)),
+        ("— 0.20 and later", lambda p: _stated(p) and p.version >= (0, 20)),
+        ("an input inferred", lambda p: not _stated(p)),
     )
     lines = ["| held-out rows | n | median | 90th percentile | worst |", "|---|---|---|---|---|",
              f"| weights after loading | {summary(e for p in built if (e := p.weight_error()) is not None)} |",
@@ -77,6 +77,10 @@ def tables(points: list[Point]) -> str:
 
 def _over(points: list[Point], error_of: Callable[[Point], float | None]) -> str:
     return summary(e for p in points if (e := error_of(p)) is not None)
+
+
+def _stated(p: Point) -> bool:
+    return p.row["quality"] == "ok"
 
 
 def _ranks(p: Point) -> int:

@@ -232,3 +232,11 @@ def test_held_out_logs_are_predicted() -> None:
     errors = sorted(abs(e) for p in rows if (e := p.kv_error()) is not None)
     assert len(errors) >= 30
     assert errors[len(errors) // 2] < 0.005 and errors[int(0.9 * len(errors))] < 0.04
+
+
+def test_shared_indexers_had_caches_of_their_own_before_0_24() -> None:
+    """GLM-5.2-FP8 on 8 GPUs, fp8 cache and MTP: 60.79 GiB per GPU for 1,048,576 tokens."""
+    common = {"model": "zai-org/GLM-5.2-FP8", "gpu": "h200-sxm-141gb", "tp": 8, "kv_cache_dtype": "fp8",
+              "max_model_len": 1_048_576, "num_speculative_tokens": 1}
+    assert budget(engine="vllm@0.23.0", **common).needed_bytes / GIB == pytest.approx(60.79, abs=0.005)
+    assert budget(engine="vllm@0.24.0", **common).needed_bytes / GIB < 54

@@ -11,7 +11,7 @@ gets that many blocks. `fits` and `reason` mean what the engine means: it starts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -38,6 +38,7 @@ from bstar.physics.kv_pages import attention_block_tokens, layer_pages
 from bstar.physics.loading import loaded_weight_bytes
 from bstar.physics.partition import check_parallel
 from bstar.physics.weights import block_bytes
+from bstar.specs.attention import LatentAttention
 from bstar.specs.deployment import Deployment
 from bstar.units import GIB, format_bytes
 
@@ -140,7 +141,24 @@ def _batches_in_flight(deployment: Deployment) -> int:
     return 2 if pp == 1 else pp
 
 
+def _own_indexers(deployment: Deployment) -> Deployment:
+    """Before 0.24 vLLM built an indexer, its weights and its cache, also in layers that reuse another's picks.
+
+    models/deepseek_v2.py: `is_v32` alone until 0.23, `not _skip_topk` since.
+    """
+    if (deployment.engine.version_tuple or (99,)) >= (0, 24):
+        return deployment
+    groups = []
+    for group in deployment.model.layers:
+        mixer = group.mixer
+        if isinstance(mixer, LatentAttention) and mixer.indexer is not None and mixer.indexer.shared:
+            mixer = replace(mixer, indexer=replace(mixer.indexer, shared=False))
+        groups.append(replace(group, mixer=mixer))
+    return replace(deployment, model=replace(deployment.model, layers=tuple(groups)))
+
+
 def _vllm(deployment: Deployment) -> MemoryBudget:
+    deployment = _own_indexers(deployment)
     engine, parallel = deployment.engine, deployment.parallel
     total = deployment.device.reported_memory_bytes
     usable = ceil(total * engine.gpu_memory_utilization)
