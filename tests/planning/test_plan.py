@@ -295,8 +295,11 @@ def test_launch_command_says_what_was_planned():
 
 def test_max_model_len_is_what_the_lengths_need():
     assert plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens=1000, output_tokens=200).max_model_len == 1280
-    with pytest.raises(SpecError, match="takes 131,072"):
-        plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens=140_000, output_tokens=200)
+    long = plan("llama-3.1-8b", "h100-sxm-80gb,l40s", input_tokens=140_000, output_tokens=200)
+    assert not long.feasible
+    assert "takes 131,072" in long.reasons()[0]
+    with pytest.raises(SpecError, match="too short"):
+        plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens=1000, output_tokens=200, max_model_len=1024)
     tail = plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens="lognormal:mean=12000,cv=2", output_tokens=200)
     assert tail.max_model_len == 131_072
 

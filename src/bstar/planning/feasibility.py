@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bstar.errors import BstarError, SpecError
+from bstar.errors import BstarError
 from bstar.physics.memory import MemoryBudget, memory_budget
 from bstar.planning.draws import RequestDraws
 from bstar.planning.outcomes import open_outcomes, saturated_rate_per_s
@@ -122,12 +122,12 @@ def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, 
 def needed_model_len(model: ModelSpec, longest_tokens: int, p99_tokens: int) -> tuple[int, str | None]:
     """(max_model_len, note): the longest sequence rounded up to 256 tokens, at most what the model takes.
 
-    Raises SpecError where more than 1 % of the requests would be longer than the model's context.
+    Raises NoAnswerError where more than 1 % of the requests would be longer than the model's context.
     """
     most = model.max_context_tokens
     if p99_tokens > most:
-        raise SpecError(f"context: 1 % of the requests reach {p99_tokens:,} tokens, {model.name} takes {most:,}; "
-                        "shorten the lengths or choose another model")  # fmt: skip
+        reason = f"1 % of the requests reach {p99_tokens:,} tokens of context, {model.name} takes {most:,}"
+        raise NoAnswerError("context", f"{reason}; shorten the lengths or choose another model")
     rounded = -(-longest_tokens // 256) * 256
     if rounded > most:
         note = None if longest_tokens <= most else f"the longest requests are cut at the model's {most:,} tokens"

@@ -177,7 +177,7 @@ class PlanResult:
 
     def reasons(self) -> tuple[str, ...]:
         """Why nothing is feasible: each distinct reason once, the ones that ask for the least change first."""
-        order = {"slo": 0, "max_gpus": 1, "memory": 2, "layout": 3, "dtype": 4, "error": 5}
+        order = {"context": 0, "slo": 0, "max_gpus": 1, "memory": 2, "layout": 3, "dtype": 4, "error": 5}
         ranked = sorted(self.rejected, key=lambda r: (order.get(r.kind, 9), r.layout.pp, -r.layout.num_gpus))
         return tuple(dict.fromkeys(f"{r.gpu} {r.layout}: {r.reason}" for r in ranked))
 
