@@ -17,9 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GPUS = (
-    "h100-sxm-80gb,a100-sxm-80gb,h200-sxm-141gb,b200-sxm-180gb,l40s,l4,rtx-4090,rtx-5090,mi300x,a10"
-)
+GPUS = "h100-sxm-80gb,a100-sxm-80gb,h200-sxm-141gb,b200-sxm-180gb,l40s,l4,rtx-4090,rtx-5090,mi300x,a10"
 LOAD = ("--input", "2000", "--output", "300", "--rate", "5", "--slo", "ttft=1s,tpot=50ms")
 # (name, arguments of bstar or Python code, seconds that are asked for or None)
 CASES: tuple[tuple[str, tuple[str, ...] | str, float | None], ...] = (

@@ -2,11 +2,13 @@
 
     python tools/add_model.py CONFIG.json --id llama-3.1-8b --hub-id meta-llama/Llama-3.1-8B \
         --source "config.json of meta-llama/Llama-3.1-8B" --license llama3.1 [--alias NAME]… \
-        [--hf-quant-config FILE] [--published N | --published-rounded N] [--date YYYY-MM-DD]
+        [--hf-quant-config FILE] [--published N | --published-rounded N] [--date YYYY-MM-DD] \
+        [--confirmed "WHAT: WHICH FIELDS"]… [--unconfirmed KEY]…
     python tools/add_model.py --reindex
 
 Keys that describe no shape and no storage (token ids, labels, generation defaults) are dropped; everything
-else stays as the file has it.
+else stays as the file has it. An entry that is no copy of a published file names what else says the same
+(--confirmed) and the keys that nothing else says (--unconfirmed).
 """
 
 from __future__ import annotations
@@ -76,11 +78,14 @@ def write_entry(
     config: dict[str, Any], *, entry_id: str, hub_id: str, source: str, license_name: str,
     aliases: tuple[str, ...] = (), hf_quant_config: dict[str, Any] | None = None, date: str = "",
     published: int | None = None, published_rounded: float | None = None,
+    confirmed: tuple[str, ...] = (), unconfirmed: tuple[str, ...] = (),
 ) -> Path:  # fmt: skip
     """Write `data/<entry_id>.json` and return its path; the index is rebuilt by `reindex`."""
     entry: dict[str, Any] = {
         "id": entry_id, "hub_id": hub_id, "aliases": list(aliases), "source": source,
         "date": date or datetime.datetime.now(datetime.UTC).date().isoformat(), "license": license_name,
+        "confirmed": list(confirmed) if confirmed or unconfirmed else ["source is a copy of the file"],
+        "unconfirmed": list(unconfirmed),
     }  # fmt: skip
     if published is not None:
         entry["published_parameters"] = published
@@ -104,7 +109,8 @@ def build_index() -> dict[str, str]:
         if path.name.startswith("_"):
             continue
         entry = json.loads(path.read_text(encoding="utf-8"))
-        for name in (entry["id"], entry["hub_id"], *entry["aliases"]):
+        variants = [name for variant in entry.get("variants", ()) for name in variant["names"]]
+        for name in (entry["id"], entry["hub_id"], *entry["aliases"], *variants):
             owner = index.setdefault(key_of(name), entry["id"])
             if owner != entry["id"]:
                 raise SystemExit(f"{name!r} is claimed by {owner} and {entry['id']}")
@@ -121,7 +127,8 @@ def main() -> None:
     parser.add_argument("--reindex", action="store_true")
     for flag in ("--id", "--hub-id", "--source", "--license", "--date"):
         parser.add_argument(flag, default="")
-    parser.add_argument("--alias", action="append", default=[])
+    for flag in ("--alias", "--confirmed", "--unconfirmed"):
+        parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--hf-quant-config", type=Path)
     parser.add_argument("--published", type=int)
     parser.add_argument("--published-rounded", type=float)
@@ -133,7 +140,8 @@ def main() -> None:
         path = write_entry(
             json.loads(args.config.read_text()), entry_id=args.id, hub_id=args.hub_id, source=args.source,
             license_name=args.license, aliases=tuple(args.alias), hf_quant_config=quant, date=args.date,
-            published=args.published, published_rounded=args.published_rounded)  # fmt: skip
+            published=args.published, published_rounded=args.published_rounded,
+            confirmed=tuple(args.confirmed), unconfirmed=tuple(args.unconfirmed))  # fmt: skip
         print(path)
     reindex()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "src/bstar/codec/hf_config/class_defaults.json"
@@ -67,6 +68,8 @@ def main() -> None:
         cls = CONFIG_MAPPING[model_type]
         entry = {"defaults": fields_of(cls), "aliases": dict(getattr(cls, "attribute_map", {}) or {})}
         table[model_type] = entry
+        if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            entry["architecture"] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
         for sub in (getattr(cls, "sub_configs", {}) or {}).values():
             name = getattr(sub, "model_type", "")
             if name and name not in table and dataclasses.is_dataclass(sub):

@@ -10,6 +10,7 @@ counted. Needs no network and no memory for weights.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gzip
 import json
 import os
@@ -46,6 +47,27 @@ def build(raw: dict[str, Any]) -> torch.nn.Module:
     raise problem
 
 
+STATED = ("hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
+          "num_attention_heads", "n_head", "n_heads", "num_heads", "vocab_size", "intermediate_size", "ffn_dim")
+
+
+def stated(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config with the sizes that every real file states, where the case leaves them to the class."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(raw))
+        config = AutoConfig.from_pretrained(folder)
+    inner = "text_config" if "text_config" in type(config).sub_configs and "hidden_size" not in raw else None
+    source = getattr(config, inner) if inner else config
+    target = dict(raw.get(inner) or {}) if inner else dict(raw)
+    fields = {f.name: f.default for f in dataclasses.fields(source)}
+    spelled = {field: other for other, field in type(source).attribute_map.items()}
+    for key in STATED:
+        needed = not inner or key in ("hidden_size", "num_hidden_layers")
+        if needed and isinstance(fields.get(key), int) and key not in target and spelled.get(key) not in target:
+            target[key] = getattr(source, key)
+    return {**raw, inner: target} if inner else target
+
+
 def count(raw: dict[str, Any]) -> dict[str, int]:
     """Total, and the groups that the codec names too."""
     groups: collections.Counter[str] = collections.Counter()
@@ -69,6 +91,8 @@ def main() -> None:
         for label, raw in cases:
             full = {"model_type": model_type, **raw}
             try:
+                if label != "flat" or model_type != "step3p7":
+                    full = stated(full)
                 counts = count(full)
             except Exception as error:
                 failed += 1

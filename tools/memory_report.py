@@ -22,8 +22,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "physics")]
 from memory_points import Point, load_points  # noqa: E402  (after the path is set)
 
 from bstar.physics import activation, memory  # noqa: E402
-from bstar.physics.activation import capture_count, constants, model_runner  # noqa: E402
-from bstar.units import GIB, MIB  # noqa: E402
+from bstar.physics.activation import constants, model_runner  # noqa: E402
+from bstar.units import GIB  # noqa: E402
 
 MARKERS = ("<!-- memory-report -->", "<!-- /memory-report -->")
 
@@ -48,33 +48,16 @@ def fit(points: list[Point]) -> dict[str, Any]:
     layers = [_layer_units(p) for p in points if p.row["activation_gib"] and _stages(p) > 1]
     if layers:
         units["layer_units"] = statistics.median(layers)
-    for entry, low, high in ((0, (0, 11), (0, 15)), (1, (0, 15), (9,))):
+    for entry, low, high in ((0, (0, 11), (0, 17)), (1, (0, 17), (0, 27)), (2, (0, 27), (9,))):
         alone = [v for p in points if low <= p.version < high and _ranks(p) == 1 and (v := p.number("non_torch_gib"))]
         if alone:
             vllm["non_torch"][entry]["single_gib"] = statistics.median(alone)
     single = vllm["non_torch"][1]["single_gib"]
-    together = [v - single for p in points if p.version >= (0, 15) and _tp(p) > 1 and (v := p.number("non_torch_gib"))]
+    together = [v - single for p in points
+                if (0, 17) <= p.version < (0, 27) and _tp(p) > 1 and (v := p.number("non_torch_gib"))]
     if together:
-        vllm["communication"]["tensor_parallel_switch_gib"] = statistics.median(together)
-    _fit_graphs(points, out)
+        vllm["communication"][2]["tensor_parallel_switch_gib"] = statistics.median(together)
     return out
-
-
-def _fit_graphs(points: list[Point], out: dict[str, Any]) -> None:
-    """Base and slope of the CUDA graphs from what the KV space of the 0.28 rows leaves over."""
-    xs, ys = [], []
-    for p in points:
-        if p.version < (0, 28) or p.budget is None or p.kv_gib is None or p.deployment is None:
-            continue
-        engine = p.deployment.engine
-        graphs = capture_count(engine.cudagraph_max_size)
-        graphs += capture_count(min(engine.cudagraph_max_size, engine.max_num_seqs))
-        xs.append(float(graphs * p.deployment.model.num_layers))
-        left = p.budget.usable_bytes - p.budget.weight_bytes - p.budget.activation_bytes - p.budget.runtime_bytes
-        ys.append(left - p.kv_gib * GIB)
-    if len(xs) >= 2:
-        slope, base = statistics.linear_regression(xs, ys)
-        out["vllm"]["cuda_graphs"] |= {"base_gib": base / GIB, "per_graph_and_layer_mib": slope / MIB}
 
 
 def _tp(p: Point) -> int:

@@ -2,7 +2,8 @@
 
     python tools/update_docs.py [--check] [FILE.md …]
 
-Blocks that are skipped, marked `output: free`, or that leave lines out with "…" are left as they are; the last
+A console block of commands alone is filled in (a command without output belongs into a bash block). Blocks that are
+skipped, marked `output: free`, or that leave lines out with "…" are left as they are; the last
 are listed, because only a person can decide what to leave out. --check changes nothing and exits with 1 where
 something would change.
 """
@@ -35,13 +36,16 @@ def updated(file: Path) -> tuple[str, list[str]]:
                 where = f"{file.name}:{command.line}"
                 if code != command.exit_code:
                     by_hand.append(f"{where}: ended with {code}: {printed.strip()[-300:]}")
-                elif command.shown is not None and difference(command.shown, printed):
-                    if ELISION in (line.strip() for line in command.shown):
+                elif block.language == "console" and not block.free_output:
+                    shown = command.shown or ()
+                    if not difference(shown, printed):
+                        continue
+                    if ELISION in (line.strip() for line in shown):
                         by_hand.append(f"{where}: shows only some lines")
                         continue
                     first = command.line + command.text.count("\n")  # 0-based line after the command
                     new = [line.rstrip() for line in printed.rstrip("\n").split("\n")]
-                    changes.append((first, first + len(command.shown), new))
+                    changes.append((first, first + len(shown), new))
     for first, last, new in reversed(changes):
         lines[first:last] = new
     return "\n".join(lines), by_hand

@@ -39,6 +39,12 @@ def test_every_measured_model_is_known(name: str) -> None:
         ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b-instruct-fp8", None),
         ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b", "w4a16"),
         ("bartowski/Llama-3.3-70B-Instruct-GGUF:Q4_K_M", "llama-3.3-70b", "gguf:q4_k_m"),
+        ("unsloth/Qwen3-8B-GGUF", "qwen3-8b", "gguf:"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b-base", None),
+        ("Qwen/Qwen3-8B-Base-FP8", "qwen3-8b-base", "fp8_block"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "ministral-3-8b", None),
+        ("mistralai/Ministral-3-8B-Base-2512", "ministral-3-8b-base-2512", None),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b-instruct-v0.1", None),
         ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "w4a16"),
         ("lmstudio-community/Qwen3-8B-MLX-8bit", "qwen3-8b", "w8a16"),
         ("nvidia/DeepSeek-R1-0528-FP4", "deepseek-r1-nvfp4", None),
@@ -69,6 +75,22 @@ def test_names_resolve(name: str, entry_id: str, weight_format: str | None) -> N
 @pytest.mark.parametrize("name", ["", "-", "/", "gpt-5", "llama", "fp8", "Llama-3.1-9B", "llama-3.18b", "instruct"])
 def test_unknown_names_are_none(name: str) -> None:
     assert get_entry(name) is None
+
+
+def test_what_one_source_says_is_a_note() -> None:
+    from bstar.codec.resolve import resolve_model
+
+    assert any("max_position_embeddings" in note for note in resolve_model("command-r7b").notes)
+    assert not any("assumed" in note for note in resolve_model("llama-3.1-8b").notes)
+
+
+@pytest.mark.parametrize("name", ["unsloth/Qwen3-8B-GGUF", "llama-3.1-8b-gguf-q4_k_m"])
+def test_a_gguf_name_is_refused_with_its_remedy(name: str) -> None:
+    from bstar.codec.resolve import resolve_model
+    from bstar.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"path of the \.gguf file"):
+        resolve_model(name)
 
 
 def test_sizes_never_run_together() -> None:

@@ -161,6 +161,17 @@ def test_plan_without_an_answer_is_exit_code_1(bstar_json: Run) -> None:
     assert found["rejected"]
 
 
+def test_plan_takes_every_load_option(bstar_json: Run) -> None:
+    base = ("plan", "llama-3.1-8b", "--gpu", "h100", "--input", "2000", "--output", "128", "--rate", "5")
+    plain = bstar_json(*base)
+    run = bstar_json(*base, "--num-requests", "100", "--seed", "1", "--burstiness", "1", "--fast",
+                     "--executor", "local")
+    assert run == plain
+    cached = bstar_json(*base, "--prefix", "1500,hit=0.9")
+    assert cached["candidates"][0]["capacity_requests_per_s"] > plain["candidates"][0]["capacity_requests_per_s"]
+    assert bstar_json(*base, "--prefix-tokens", "1500", "--prefix-hit", "0.9") == cached
+
+
 def test_plan_prices(bstar_json: Run) -> None:
     found = bstar_json("plan", "llama-3.1-8b", "--gpu", "h100", "--input", "512", "--output", "128", "--rate", "1",
                        "--price", "h100=9.5")

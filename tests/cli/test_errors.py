@@ -54,6 +54,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("plan", M, *G, "--input", "5", "--output", "5", "--executor", "ray"), "--executor"),
     (("plan", M, *G, "--trace", "/no/such.csv"), "does not exist"),
     (("plan", M, "--input", "5", "--output", "5"), "gpu"),
+    (("plan", M, *G, "--input", "50", "--output", "5", "--prefix", "10,share=1"), "--prefix"),
+    (("plan", M, *G, "--input", "50", "--output", "5", "--prefix", "10,hit=2"), "hit"),
     (("catalog", "modles"), "modles"),
     (("catalog", "devices", "zzz"), "zzz"),
     (("catalog", "models", "zzz-zzz"), "zzz"),

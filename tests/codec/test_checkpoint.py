@@ -53,7 +53,13 @@ def test_bytes_by_dtype_and_by_part(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
     found = read_safetensors_folder(tmp_path)
     assert found.bytes_by_part == {
-        "mtp": 1024 + 512, "vision": 256, "lm_head": 3200, "embedding": 3200, "layers": 256 + 4 + 1024, "other": 32}
+        "mtp": 1024 + 512,
+        "vision": 256,
+        "lm_head": 3200,
+        "embedding": 3200,
+        "layers": 256 + 4 + 1024,
+        "other": 32,
+    }
     assert found.bytes_by_dtype == {"BF16": 1024 + 512 + 256 + 3200 + 3200 + 1024 + 32, "F8_E4M3": 256, "F32": 4}
     assert found.total_bytes == sum(found.bytes_by_part.values()) == sum(found.bytes_by_dtype.values())
     assert found.loaded_bytes == found.total_bytes - 1536
@@ -61,12 +67,26 @@ def test_bytes_by_dtype_and_by_part(tmp_path: Path) -> None:
     assert found.stored_elements == 1600 + 256 + 1 + 512 + 512 + 256 + 128 + 1600 + 16
 
 
+def test_a_tied_head_that_is_stored_is_not_loaded_again(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(safetensors(SMALL))
+    (tmp_path / "config.json").write_text('{"text_config": {"num_hidden_layers": 2, "tie_word_embeddings": true}}')
+    found = read_safetensors_folder(tmp_path)
+    assert found.loaded_bytes == found.total_bytes - 1536 - 3200
+    assert read_safetensors_folder(tmp_path, tied=False).loaded_bytes == found.total_bytes - 1536
+    # A head alone is the table (some writers drop the other name).
+    del (only_head := dict(SMALL))["model.embed_tokens.weight"]
+    (tmp_path / "model.safetensors").write_bytes(safetensors(only_head))
+    assert read_safetensors_folder(tmp_path).loaded_bytes == found.total_bytes - 1536 - 3200
+
+
 def test_only_the_files_of_the_index_count(tmp_path: Path) -> None:
     for i, part in enumerate((dict(list(SMALL.items())[:4]), dict(list(SMALL.items())[4:])), 1):
         (tmp_path / f"model-0000{i}-of-00002.safetensors").write_bytes(safetensors(part))
     (tmp_path / "consolidated.safetensors").write_bytes(safetensors(SMALL))
-    index = {"metadata": {"total_size": 1}, "weight_map": {
-        n: f"model-0000{1 + (i >= 4)}-of-00002.safetensors" for i, n in enumerate(SMALL)}}
+    index = {
+        "metadata": {"total_size": 1},
+        "weight_map": {n: f"model-0000{1 + (i >= 4)}-of-00002.safetensors" for i, n in enumerate(SMALL)},
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert read_safetensors_folder(tmp_path, num_layers=2).num_tensors == 9
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
@@ -174,6 +194,15 @@ def test_damaged_files_are_one_line(tmp_path: Path, data: bytes, part: str) -> N
 def test_damaged_indexes_are_one_line(tmp_path: Path, index: dict[str, Any], part: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     refuses(tmp_path, part)
+
+
+def test_parts_that_are_missing_are_noticed_without_an_index(tmp_path: Path) -> None:
+    parts = [tmp_path / f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    for i, part in enumerate(parts):
+        part.write_bytes(safetensors({f"w{i}": ("U8", [4])}))
+    assert read_safetensors_folder(tmp_path).total_bytes == 12
+    parts[1].unlink()
+    refuses(tmp_path, "lacks 1 of the 3 parts of model")
 
 
 def test_a_folder_without_weights_and_a_tensor_in_two_files(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ from bstar.specs.ffn import DenseFfn, MoeFfn
 def test_llama(tmp_path: Path) -> None:
     model = check(tmp_path, meta("llama"), (*outer(), *layers(attention, dense)))
     assert [g.mixer for g in model.layers] == [
-        GroupedQueryAttention(num_heads=HEADS, num_kv_heads=KV, head_dim=D, v_head_dim=D)]
+        GroupedQueryAttention(num_heads=HEADS, num_kv_heads=KV, head_dim=D, v_head_dim=D)
+    ]
     assert model.layers[0].ffn == DenseFfn(width=FF) and not model.tied
     assert (model.weight_dtype, model.dtype) == ("q4_k", "fp16")
 
@@ -62,8 +63,11 @@ def test_a_bf16_file_keeps_its_dtype(tmp_path: Path) -> None:
 
 
 def test_mixtral_is_llama_with_experts(tmp_path: Path) -> None:
-    model = check(tmp_path, meta("llama", expert_count=8, expert_used_count=2, feed_forward_length=256),
-                  (*outer(), *layers(attention, experts)))
+    model = check(
+        tmp_path,
+        meta("llama", expert_count=8, expert_used_count=2, feed_forward_length=256),
+        (*outer(), *layers(attention, experts)),
+    )
     assert model.layers[0].ffn == MoeFfn(num_experts=8, top_k=2, width=256)
 
 
@@ -75,8 +79,11 @@ def test_old_mixtral_files_hold_one_tensor_per_expert(tmp_path: Path) -> None:
             else:
                 yield from ((name.replace("_exps", f".{e}"), shape[:2], kind) for e in range(8))
 
-    model = check(tmp_path, meta("llama", expert_count=8, expert_used_count=2, feed_forward_length=256),
-                  (*outer(), *layers(attention, split)))
+    model = check(
+        tmp_path,
+        meta("llama", expert_count=8, expert_used_count=2, feed_forward_length=256),
+        (*outer(), *layers(attention, split)),
+    )
     assert model.is_moe and model.weight_dtype == "q4_k"
 
 
@@ -99,10 +106,16 @@ def test_qwen2_moe_has_a_gated_shared_expert(tmp_path: Path) -> None:
     def gate(i: int) -> Iterator[Tensor]:
         yield f"blk.{i}.ffn_gate_inp_shexp.weight", (H,), "f32"
 
-    moe = meta("qwen2moe", expert_count=8, expert_used_count=4, expert_feed_forward_length=256,
-               expert_shared_feed_forward_length=512)
-    model = check(tmp_path, moe, (*outer(), *layers(
-        lambda i: attention(i, bias=True), lambda i: experts(i, shared=512), gate)))
+    moe = meta(
+        "qwen2moe",
+        expert_count=8,
+        expert_used_count=4,
+        expert_feed_forward_length=256,
+        expert_shared_feed_forward_length=512,
+    )
+    model = check(
+        tmp_path, moe, (*outer(), *layers(lambda i: attention(i, bias=True), lambda i: experts(i, shared=512), gate))
+    )
     assert (model.layers[0].ffn.shared_width, model.layers[0].ffn.shared_gate) == (512, True)  # type: ignore[union-attr]
 
 
@@ -113,8 +126,11 @@ def test_gemma_alternates_windows(tmp_path: Path, arch: str, windows: list[int])
         yield f"blk.{i}.post_ffw_norm.weight", (H,), "f32"
 
     sizes = {"attention.key_length": D, "attention.value_length": D, "attention.sliding_window": 1024}
-    model = check(tmp_path, meta(arch, **sizes), (*outer(tied=True), *layers(
-        lambda i: attention(i, qk_norm=arch == "gemma3"), dense, norms)))
+    model = check(
+        tmp_path,
+        meta(arch, **sizes),
+        (*outer(tied=True), *layers(lambda i: attention(i, qk_norm=arch == "gemma3"), dense, norms)),
+    )
     assert sorted(i for g in model.layers if g.mixer.window == 1024 for i in g.indices) == windows  # type: ignore[union-attr]
     assert model.tied
 
@@ -161,19 +177,38 @@ def test_deepseek_latent_attention(tmp_path: Path, newer: bool, q_lora: int) -> 
         else:
             yield from dense(i)
 
-    sizes = {"attention.kv_lora_rank": rank, "rope.dimension_count": rope, "expert_count": 8, "expert_used_count": 2,
-             "expert_feed_forward_length": 256, "expert_shared_count": 2, "leading_dense_block_count": 1}
+    sizes = {
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": rope,
+        "expert_count": 8,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "expert_shared_count": 2,
+        "leading_dense_block_count": 1,
+    }
     if q_lora:
         sizes["attention.q_lora_rank"] = q_lora
     if newer:
-        sizes |= {"attention.head_count_kv": 1, "attention.key_length": rank + rope, "attention.value_length": rank,
-                  "attention.key_length_mla": nope + rope, "attention.value_length_mla": v}
+        sizes |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": rank + rope,
+            "attention.value_length": rank,
+            "attention.key_length_mla": nope + rope,
+            "attention.value_length_mla": v,
+        }
     else:
         sizes |= {"attention.head_count_kv": HEADS, "attention.key_length": nope + rope, "attention.value_length": v}
     model = check(tmp_path, meta("deepseek2", **sizes), (*outer(), *layers(latent)))
-    assert {g.mixer for g in model.layers} == {LatentAttention(
-        num_heads=HEADS, q_lora_rank=q_lora or None, kv_lora_rank=rank, qk_nope_head_dim=nope, qk_rope_head_dim=rope,
-        v_head_dim=v)}
+    assert {g.mixer for g in model.layers} == {
+        LatentAttention(
+            num_heads=HEADS,
+            q_lora_rank=q_lora or None,
+            kv_lora_rank=rank,
+            qk_nope_head_dim=nope,
+            qk_rope_head_dim=rope,
+            v_head_dim=v,
+        )
+    }
     assert [g.ffn.kind for g in model.layers] == ["dense", "moe"]
     assert model.layers[1].ffn.shared_width == 512  # type: ignore[union-attr]
 
@@ -190,8 +225,15 @@ def test_gpt_oss(tmp_path: Path) -> None:
         for name, rows in (("gate", 256), ("up", 256), ("down", H)):
             yield f"blk.{i}.ffn_{name}_exps.bias", (rows, 8), "f32"
 
-    sizes = {"expert_count": 8, "expert_used_count": 4, "expert_feed_forward_length": 256, "attention.key_length": D,
-             "attention.value_length": D, "attention.sliding_window": 128, "feed_forward_length": 256}
+    sizes = {
+        "expert_count": 8,
+        "expert_used_count": 4,
+        "expert_feed_forward_length": 256,
+        "attention.key_length": D,
+        "attention.value_length": D,
+        "attention.sliding_window": 128,
+        "feed_forward_length": 256,
+    }
     model = check(tmp_path, meta("gpt-oss", **sizes), (*outer(kind="bf16"), *layers(attn, moe)))
     assert model.weight_dtype == "mxfp4" and [g.mixer.window for g in model.layers] == [128, None]  # type: ignore[union-attr]
 
@@ -207,9 +249,17 @@ def test_glm_moe_leaves_its_mtp_block_out_of_the_layers(tmp_path: Path) -> None:
 
     mtp = [(n.replace("blk.1.", f"blk.{L}."), s, k) for n, s, k in layer(1)]
     mtp += [(f"blk.{L}.nextn.eh_proj.weight", (2 * H, H), "q4_k"), (f"blk.{L}.nextn.enorm.weight", (H,), "f32")]
-    sizes = {"block_count": L + 1, "nextn_predict_layers": 1, "expert_count": 8, "expert_used_count": 2,
-             "expert_feed_forward_length": 256, "expert_shared_count": 1, "leading_dense_block_count": 1,
-             "attention.key_length": D, "attention.value_length": D}
+    sizes = {
+        "block_count": L + 1,
+        "nextn_predict_layers": 1,
+        "expert_count": 8,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+        "attention.key_length": D,
+        "attention.value_length": D,
+    }
     path = write(tmp_path / "glm.gguf", meta("glm4moe", **sizes), [*outer(), *layers(layer), *mtp])
     model = read_gguf(path)
     assert model.num_layers == L
@@ -268,17 +318,39 @@ def test_a_split_file_is_read_as_one(tmp_path: Path) -> None:
 def test_llama_3_1_8b_q4_k_m_at_its_real_size(tmp_path: Path) -> None:
     """llama.cpp prints for this file: model size = 4.58 GiB (4.89 BPW)."""
     n, h, ff, vocab = 32, 4096, 14336, 128256
-    tensors: list[Tensor] = [("token_embd.weight", (h, vocab), "q4_k"), ("output_norm.weight", (h,), "f32"),
-                             ("output.weight", (h, vocab), "q6_k"), ("rope_freqs.weight", (64,), "f32")]
+    tensors: list[Tensor] = [
+        ("token_embd.weight", (h, vocab), "q4_k"),
+        ("output_norm.weight", (h,), "f32"),
+        ("output.weight", (h, vocab), "q6_k"),
+        ("rope_freqs.weight", (64,), "f32"),
+    ]
     for i in range(n):
         more = "q6_k" if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 else "q4_k"  # llama.cpp's use_more_bits
-        tensors += [(f"blk.{i}.{name}.weight", shape, kind) for name, shape, kind in (
-            ("attn_q", (h, h), "q4_k"), ("attn_k", (h, 1024), "q4_k"), ("attn_v", (h, 1024), more),
-            ("attn_output", (h, h), "q4_k"), ("ffn_gate", (h, ff), "q4_k"), ("ffn_up", (h, ff), "q4_k"),
-            ("ffn_down", (ff, h), more), ("attn_norm", (h,), "f32"), ("ffn_norm", (h,), "f32"))]
-    metadata = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in {
-        "block_count": n, "embedding_length": h, "feed_forward_length": ff, "context_length": 131072,
-        "attention.head_count": 32, "attention.head_count_kv": 8}.items()}
+        tensors += [
+            (f"blk.{i}.{name}.weight", shape, kind)
+            for name, shape, kind in (
+                ("attn_q", (h, h), "q4_k"),
+                ("attn_k", (h, 1024), "q4_k"),
+                ("attn_v", (h, 1024), more),
+                ("attn_output", (h, h), "q4_k"),
+                ("ffn_gate", (h, ff), "q4_k"),
+                ("ffn_up", (h, ff), "q4_k"),
+                ("ffn_down", (ff, h), more),
+                ("attn_norm", (h,), "f32"),
+                ("ffn_norm", (h,), "f32"),
+            )
+        ]
+    metadata = {"general.architecture": "llama"} | {
+        f"llama.{k}": v
+        for k, v in {
+            "block_count": n,
+            "embedding_length": h,
+            "feed_forward_length": ff,
+            "context_length": 131072,
+            "attention.head_count": 32,
+            "attention.head_count_kv": 8,
+        }.items()
+    }
     model = read_gguf(write(tmp_path / "llama-3.1-8b-q4_k_m.gguf", metadata, tensors))
     assert parameters(model) == 8_030_261_248
     stored = model.checkpoint_weight_bytes
@@ -298,7 +370,8 @@ def test_types_and_files_of_the_gguf_library_agree(tmp_path: Path) -> None:
     import numpy as np
 
     assert {q.value: (b, s) for q, (b, s) in gguf.GGML_QUANT_SIZES.items()} == {
-        n: (t.block, t.bytes) for n, t in GGML_TYPES.items()}
+        n: (t.block, t.bytes) for n, t in GGML_TYPES.items()
+    }
     assert {q.value: q.name.lower() for q in gguf.GGML_QUANT_SIZES} == {n: t.name for n, t in GGML_TYPES.items()}
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_block_count(1)
@@ -315,8 +388,9 @@ def test_types_and_files_of_the_gguf_library_agree(tmp_path: Path) -> None:
         if kind == "f32":
             writer.add_tensor(name, np.zeros(tuple(reversed(shape)), np.float32))
         else:
-            writer.add_tensor(name, np.zeros((*reversed(shape[1:]), row), np.uint8),
-                              raw_dtype=gguf.GGMLQuantizationType(number))
+            writer.add_tensor(
+                name, np.zeros((*reversed(shape[1:]), row), np.uint8), raw_dtype=gguf.GGMLQuantizationType(number)
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

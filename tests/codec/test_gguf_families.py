@@ -83,6 +83,39 @@ def gated_moe(i: int) -> Iterator[Tensor]:
     return moe(i, shared=256, gate=True)
 
 
+def mamba(i: int) -> Iterator[Tensor]:
+    """Mamba 2: 8 heads of 64, one group of 64 states, a convolution of 4."""
+    inner, states = 512, 64
+    yield f"blk.{i}.ssm_in.weight", (H, 2 * inner + 2 * states + 8), "q4_k"
+    yield f"blk.{i}.ssm_conv1d.weight", (4, inner + 2 * states), "f32"
+    yield f"blk.{i}.ssm_conv1d.bias", (inner + 2 * states,), "f32"
+    yield f"blk.{i}.ssm_dt.bias", (8,), "f32"
+    yield f"blk.{i}.ssm_a", (1, 8), "f32"
+    yield f"blk.{i}.ssm_d", (1, 8), "f32"
+    yield f"blk.{i}.ssm_norm.weight", (inner, 1), "f32"
+    yield f"blk.{i}.ssm_out.weight", (inner, H), "q4_k"
+
+
+def nemotron_layer(i: int) -> Iterator[Tensor]:
+    yield from norms(i, "attn_norm")
+    yield from (mamba(i), ffn(i, gated=False), projections(i), mamba(i))[i]
+
+
+def nemotron_moe_layer(i: int) -> Iterator[Tensor]:
+    yield from norms(i, "attn_norm")
+    if i == 1:
+        for name, shape, kind in moe(i, shared=512, correction=True):
+            if "ffn_gate_exps" not in name and "ffn_gate_shexp" not in name:
+                yield name, shape, kind
+    else:
+        yield from (mamba(i), projections(i))[i == 2]
+
+
+def granite_layer(i: int) -> Iterator[Tensor]:
+    yield from norms(i, "attn_norm", "ffn_norm")
+    yield from projections(i) if i == 2 else mamba(i)
+
+
 def head_bias(kind: str = "output_norm", length: int = H) -> Tensor:
     return f"{kind}.bias", (length,), "f32"
 
@@ -92,6 +125,8 @@ EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_lengt
 STATES = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.state_size": 64, "ssm.time_step_rank": 4,
           "ssm.inner_size": 256, "full_attention_interval": 4, **HEAD_WIDTH}  # fmt: skip
 MOE_STATES = EXPERTS | STATES | {"expert_shared_feed_forward_length": 256}
+MAMBA = {"ssm.conv_kernel": 4, "ssm.group_count": 1, "ssm.state_size": 64, "ssm.time_step_rank": 8,
+         "ssm.inner_size": 512, "attention.head_count_kv": [0, 0, KV, 0], **HEAD_WIDTH}  # fmt: skip
 TWO = ("attn_norm", "ffn_norm")
 POST = ("post_attention_norm", "post_ffw_norm")
 
@@ -146,6 +181,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], Iterable[Tensor], Callable[[int], Iter
     "ernie4_5": (HEAD_WIDTH, [*outer(tied=True)], lambda i: [*projections(i), *ffn(i), *norms(i, *TWO)]),
     "hunyuan-dense": (
         HEAD_WIDTH, [*outer(tied=True)], lambda i: [*projections(i, qk_norm="head"), *ffn(i), *norms(i, *TWO)]),
+    "nemotron_h": (MAMBA | {"feed_forward_length": [0, FF, 0, 0]}, [*outer()], nemotron_layer),
+    "nemotron_h_moe": (
+        MAMBA | EXPERTS | {"feed_forward_length": [0, 256, 0, 0], "expert_shared_count": 1,
+                           "expert_shared_feed_forward_length": 512}, [*outer()], nemotron_moe_layer),
+    "granitehybrid": (
+        MAMBA | {"feed_forward_length": FF}, [*outer(tied=True)], lambda i: [*granite_layer(i), *ffn(i)]),
+    "granitehybrid, experts": (
+        MAMBA | EXPERTS | {"feed_forward_length": 256, "expert_shared_feed_forward_length": 256},
+        [*outer(tied=True)], lambda i: [*granite_layer(i), *moe(i, shared=256)]),
     "qwen35": (STATES, [*outer(tied=True)], lambda i: hybrid(i, "split", ffn)),
     "qwen35moe": (MOE_STATES, [*outer()], lambda i: hybrid(i, "split", gated_moe)),
     "qwen3next": (MOE_STATES, [*outer()], lambda i: hybrid(i, "", gated_moe)),
@@ -164,6 +208,13 @@ def test_hybrids_keep_their_states_and_windows(tmp_path: Path) -> None:
     more, _, layer = FAMILIES["qwen35"]
     model = check(tmp_path, meta("qwen35", **more), [*outer(tied=True), *layers(layer)])
     assert [(g.mixer.kind, g.indices) for g in model.layers] == [("gated_delta_net", (0, 1, 2)), ("gqa", (3,))]
+    more, _, layer = FAMILIES["nemotron_h"]
+    model = check(tmp_path, meta("nemotron_h", **more), [*outer(), *layers(layer)])
+    assert [(g.mixer.kind, g.ffn.kind, g.indices) for g in model.layers] == [
+        ("mamba2", "none", (0, 3)),
+        ("none", "dense", (1,)),
+        ("gqa", "none", (2,)),
+    ]
     more, _, layer = FAMILIES["cohere2"]
     model = check(tmp_path, meta("cohere2", **more), [*outer(tied=True), *layers(layer)])
     assert [getattr(g.mixer, "window", None) for g in model.layers] == [4096, None]

@@ -100,8 +100,20 @@ def test_a_mechanism_that_the_type_lacks_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "t5", "", "Llama", "../../etc/passwd", "x" * 500])
 def test_an_unknown_type_names_itself_and_the_flags(model_type: str) -> None:
-    with pytest.raises(UnsupportedArchitectureError, match="model_type"):
-        model_from_config({**LLAMA, "model_type": model_type}, name="m")
+    for architectures in (None, [], ["NewForCausalLM"], ["LlamaForCausalLM", "Other"], "LlamaForCausalLM"):
+        with pytest.raises(UnsupportedArchitectureError, match="model_type") as caught:
+            model_from_config({**LLAMA, "model_type": model_type, "architectures": architectures}, name="m")
+        assert "--layers" in str(caught.value)
+
+
+def test_a_known_architecture_under_an_unknown_type_is_described_and_says_so() -> None:
+    model = model_from_config({**LLAMA, "model_type": "my_llama"}, name="m")
+    assert model.layers == model_from_config(LLAMA, name="m").layers
+    assert any("my_llama" in note for note in model.notes)
+    # Sizes are never the class's defaults then, and further mechanisms are refused.
+    without = {k: v for k, v in LLAMA.items() if k not in ("model_type", "hidden_size")}
+    assert "hidden_size is missing" in answer(without)
+    assert "ssm_state_size" in answer({**LLAMA, "model_type": "my_llama", "ssm_state_size": 16})
 
 
 def test_auto_map_is_never_followed() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bstar.codec.hf_config import known_model_types, model_from_config
+from bstar.codec.hf_config.multimodal import WRAPPERS
+from bstar.codec.hf_config.reader import STATED, class_defaults
 from bstar.errors import ConfigError
 from bstar.specs.attention import (
     CacheEntry,
@@ -35,6 +38,12 @@ V2_LITE: dict[str, Any] = {
     "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "vocab_size": 102400,
     "max_position_embeddings": 163840, "torch_dtype": "bfloat16",
 }  # fmt: skip
+
+
+def stated(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config that states the sizes every file states, here with the class's defaults."""
+    defaults = class_defaults(raw["model_type"])
+    return {**{k: v for k, v in defaults.items() if k in STATED and isinstance(v, int)}, **raw}
 
 
 def real(name: str) -> ModelSpec:
@@ -74,7 +83,9 @@ def test_old_and_new_spellings_describe_the_same_model() -> None:
 
 
 def test_class_defaults_fill_what_a_config_omits() -> None:
-    gemma = model_from_config({"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 12}, name="m")
+    text = {"hidden_size": 2560, "num_hidden_layers": 12, "model_type": "gemma3_text"}
+    gemma = model_from_config({"model_type": "gemma3", "text_config": text}, name="m")
+    assert any("num_attention_heads" in note for note in gemma.notes)
     mixer = gemma.layers[0].mixer
     assert isinstance(mixer, GroupedQueryAttention)
     assert (mixer.head_dim, mixer.num_heads, mixer.num_kv_heads, gemma.tied) == (256, 8, 4, True)
@@ -92,7 +103,7 @@ def test_windows_and_chunks() -> None:
                if isinstance(g.mixer, GroupedQueryAttention))
     assert {g.ffn.kind for g in scout.layers} == {"moe", "dense"}
     assert windows(real("Qwen--Qwen3-8B")) == {None: 36}  # sliding_window without use_sliding_window
-    gemma3 = {"model_type": "gemma3_text", "num_hidden_layers": 62, "sliding_window": 1024}
+    gemma3 = stated({"model_type": "gemma3_text", "num_hidden_layers": 62, "sliding_window": 1024})
     assert windows(model_from_config(gemma3, name="m")) == {1024: 52, None: 10}
 
 
@@ -137,7 +148,7 @@ def test_deepseek_v4_caches() -> None:
 
 
 def test_shared_caches_and_wide_global_heads() -> None:
-    gemma = model_from_config({"model_type": "gemma3n_text"}, name="m")
+    gemma = model_from_config(stated({"model_type": "gemma3n_text"}), name="m")
     sharing = sum(g.count for g in gemma.layers if isinstance(g.mixer, GroupedQueryAttention) and g.mixer.shares_kv)
     assert (gemma.num_layers, sharing) == (35, 15)
     four = real("nvidia--Gemma-4-26B-A4B-NVFP4")
@@ -156,14 +167,14 @@ def test_sparse_layers_that_share_an_indexer() -> None:
 
 
 def test_attention_and_mamba_side_by_side() -> None:
-    model = model_from_config({"model_type": "falcon_h1", "num_hidden_layers": 2}, name="m")
+    model = model_from_config(stated({"model_type": "falcon_h1", "num_hidden_layers": 2}), name="m")
     mixer = model.layers[0].mixer
     assert isinstance(mixer, ParallelMixers)
     assert {e.kind for e in mixer.cache()} == {"kv", "state"}
 
 
 def test_cross_attention_keeps_nothing_of_text() -> None:
-    model = model_from_config({"model_type": "mllama", "text_config": {}}, name="m")
+    model = model_from_config({"model_type": "mllama", "text_config": {"num_hidden_layers": 40}}, name="m")
     cross = next(g for g in model.layers if g.mixer.kind == "cross")
     assert cross.indices == (3, 8, 13, 18, 23, 28, 33, 38)
     assert all(e.needs_encoder for e in cross.mixer.cache())
@@ -207,7 +218,8 @@ def test_every_known_type_answers_or_refuses() -> None:
     described = 0
     for model_type in types:
         try:
-            model = model_from_config({"model_type": model_type}, name=model_type)
+            raw = {"text_config": {"num_hidden_layers": 4}} if model_type in WRAPPERS else {}
+            model = model_from_config(stated({"model_type": model_type, **raw}), name=model_type)
         except ConfigError as error:
             assert str(error).startswith("config.json: ")
             continue
@@ -220,3 +232,27 @@ def test_every_known_type_answers_or_refuses() -> None:
             if isinstance(group.ffn, MoeFfn):
                 assert group.ffn.top_k <= group.ffn.num_experts
     assert described > 80
+
+
+STATES = json.loads((DATA.parent / "vllm_state_shapes.json").read_text())["models"]
+
+
+@pytest.mark.parametrize("model_type", sorted(STATES))
+def test_states_are_those_that_vllm_allocates(model_type: str) -> None:
+    model = model_from_config(stated(STATES[model_type]["config"]), name="m")
+    entries = next(found for g in model.layers if (found := [e for e in g.mixer.cache() if e.kind == "state"]))
+    for tensor_parallel, expected in STATES[model_type]["states"].items():
+        by_bits: dict[int | None, int] = {}
+        for entry in entries:
+            share = entry.elements // min(int(tensor_parallel), entry.heads)
+            by_bits[entry.bits] = by_bits.get(entry.bits, 0) + share
+        wanted: dict[int | None, int] = {}
+        for elements, bits in expected:
+            wanted[bits] = wanted.get(bits, 0) + elements
+        assert by_bits == wanted, (model_type, tensor_parallel)
+
+
+def test_the_documentation_names_every_known_type() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text("utf-8")
+    listed = set(re.findall(r"`([\w-]+)`", page.split("## Model types")[1]))
+    assert listed == set(known_model_types())

@@ -13,6 +13,7 @@ from bstar.codec.hf_config import model_from_config
 from bstar.codec.module_names import Patterns, canonical, local_names
 from bstar.codec.quantization import quantization_of
 from bstar.errors import BstarError, ConfigError
+from bstar.specs.formats import FP8, NVFP4
 from bstar.specs.model import ModelSpec
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "model_configs"
@@ -100,6 +101,15 @@ def test_mixed_precision_by_name() -> None:
 def test_gemma_4_experts_stand_beside_the_dense_ffn() -> None:
     found = formats(real("nvidia--Gemma-4-26B-A4B-NVFP4"), 3)
     assert found["experts.gate_up_proj"] == "nvfp4" and found["mlp.up_proj"] == "bf16"
+
+
+def test_nvfp4_recipe_leaves_linear_attention_alone() -> None:
+    model = real("Qwen--Qwen3.5-35B-A3B").with_weight_format(NVFP4)
+    linear = next(g.indices[0] for g in model.layers if g.mixer.kind == "gated_delta_net")
+    found = formats(model, linear)
+    assert {f for n, f in found.items() if n.startswith("linear_attn.")} == {"bf16"}
+    assert found["mlp.experts.gate_up_proj"] == "nvfp4" and found["mlp.shared_expert_gate"] == "bf16"
+    assert formats(model.with_weight_format(FP8), linear)["linear_attn.out_proj"] == "fp8"
 
 
 def test_mxfp4_covers_experts_only() -> None:

@@ -37,7 +37,9 @@ def write(tmp_path: Path, data: bytes | str) -> Path:
 
 def test_an_object_is_read(tmp_path: Path) -> None:
     assert read_json(write(tmp_path, '{"a": [1, 2.5, null, true], "b": {"c": "한"}}'), what="x") == {
-        "a": [1, 2.5, None, True], "b": {"c": "한"}}
+        "a": [1, 2.5, None, True],
+        "b": {"c": "한"},
+    }
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:

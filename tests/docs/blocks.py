@@ -116,8 +116,12 @@ def commands(block: Block) -> list[Command]:
         continued = line.rstrip().endswith("\\")
     last = len(found) - 1
     return [
-        Command(line=n, text=t, exit_code=block.exit_code if i == last else 0,
-                shown=_stripped(out) if prompt and not block.free_output else None)
+        Command(
+            line=n,
+            text=t,
+            exit_code=block.exit_code if i == last else 0,
+            shown=_stripped(out) if prompt and not block.free_output else None,
+        )
         for i, (n, t, out) in enumerate(found)
     ]
 
@@ -149,8 +153,11 @@ def _in_process(arguments: list[str], folder: Path) -> tuple[int, str]:
 
     with contextlib.chdir(folder):
         result = CliRunner().invoke(
-            cli, arguments, prog_name="bstar",
-            env={"COLUMNS": COLUMNS, "TERM": "dumb", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"})
+            cli,
+            arguments,
+            prog_name="bstar",
+            env={"COLUMNS": COLUMNS, "TERM": "dumb", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"},
+        )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -181,7 +188,7 @@ def _run_doctest(block: Block, names: dict[str, Any]) -> None:
 
 
 def difference(shown: tuple[str, ...], printed: str) -> str:
-    """"" where the shown lines are those printed (with `…` for any lines), else what differs."""
+    """ "" where the shown lines are those printed (with `…` for any lines), else what differs."""
     actual = [line.rstrip() for line in printed.split("\n")]
     at, skipping = 0, False
     for line in shown:

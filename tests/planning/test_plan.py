@@ -184,9 +184,10 @@ def test_every_candidate_keeps_the_laws(model, gpus, slo):
         assert c.requests_per_s == pytest.approx(rate)
         assert c.goodput_requests_per_s == pytest.approx(rate * c.slo_attainment_fraction)
         p = c.predicted
-        decode = p.e2e_s.mean - p.ttft_s.mean
-        assert rate / c.replicas * decode == pytest.approx(p.in_flight, rel=0.15)  # Little's law
-        assert p.in_flight <= c.landmarks["b_mem"]
+        # Little's law, of everybody in the system and of those that decode.
+        assert rate / c.replicas * p.e2e_s.mean == pytest.approx(p.in_flight)
+        assert rate / c.replicas * (p.e2e_s.mean - p.ttft_s.mean) == pytest.approx(p.decoding, rel=0.15)
+        assert p.decoding <= c.landmarks["b_mem"]
         for metric in (p.ttft_s, p.tpot_s, p.e2e_s):
             assert 0 < metric.p50 <= metric.p95 <= metric.p99
         assert c.bound_by in BOUNDS
@@ -216,14 +217,31 @@ def test_a_closed_loop_is_sized_by_clients():
     assert best.clients_per_replica * best.replicas == pytest.approx(300)
     assert best.predicted.tpot_s.p99 <= 0.0205
     # Little: clients = rate · E2E.
-    assert best.requests_per_s * best.predicted.e2e_s.mean == pytest.approx(300, rel=0.06)
+    assert best.requests_per_s * best.predicted.e2e_s.mean == pytest.approx(300, rel=0.01)
+    assert best.predicted.in_flight * best.replicas == pytest.approx(300, rel=0.01)
+    long = plan("llama-3.3-70b", "h100-sxm-80gb", weight_dtypes="fp8", kv_cache_dtypes="fp8", input_tokens=128_000,
+                output_tokens=72, concurrency=5, slo="e2e=10min").best  # fmt: skip
+    assert long.requests_per_s * long.predicted.e2e_s.mean == pytest.approx(5, rel=0.01)
 
 
 def test_a_shared_prefix_saves():
     kwargs = {"input_tokens": 4000, "output_tokens": 100, "slo": "ttft=1s,tpot=40ms"}
     cold = plan("llama-3.1-8b", "h100-sxm-80gb", **kwargs).best
     warm = plan("llama-3.1-8b", "h100-sxm-80gb", prefix_tokens=3000, prefix_hit_fraction=0.9, **kwargs).best
-    assert warm.capacity_requests_per_s > 1.5 * cold.capacity_requests_per_s
+    assert warm.capacity_requests_per_s / warm.num_gpus > 1.5 * cold.capacity_requests_per_s / cold.num_gpus
+    off = plan("llama-3.1-8b", "h100-sxm-80gb", prefix_tokens=3000, enable_prefix_caching=False, **kwargs).best
+    assert off.capacity_requests_per_s == pytest.approx(cold.capacity_requests_per_s)
+
+
+def test_places_beyond_the_memory_are_not_counted_on():
+    """A user's max_num_seqs of 512 at 8K context on 80 GB: the flag is kept, what is predicted fits the cache."""
+    load = {"input_tokens": 8000, "output_tokens": 500, "slo": "batch"}
+    best = plan("llama-3.1-70b", "h100-sxm-80gb", max_num_seqs=512, **load).best
+    assert best.deployment.engine.max_num_seqs == 512
+    assert best.predicted.decoding <= best.landmarks["b_mem"]
+    assert best.bound_by == "kv_capacity"
+    assert best.predicted.preemption_risk_fraction > 0.99
+    assert plan("llama-3.1-70b", "h100-sxm-80gb", **load).best.predicted.preemption_risk_fraction < 0.05
 
 
 def test_max_gpus_is_kept():
@@ -277,8 +295,11 @@ def test_launch_command_says_what_was_planned():
 
 def test_max_model_len_is_what_the_lengths_need():
     assert plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens=1000, output_tokens=200).max_model_len == 1280
-    with pytest.raises(SpecError, match="takes 131,072"):
-        plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens=140_000, output_tokens=200)
+    long = plan("llama-3.1-8b", "h100-sxm-80gb,l40s", input_tokens=140_000, output_tokens=200)
+    assert not long.feasible
+    assert "takes 131,072" in long.reasons()[0]
+    with pytest.raises(SpecError, match="too short"):
+        plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens=1000, output_tokens=200, max_model_len=1024)
     tail = plan("llama-3.1-8b", "h100-sxm-80gb", input_tokens="lognormal:mean=12000,cv=2", output_tokens=200)
     assert tail.max_model_len == 131_072
 

@@ -44,7 +44,11 @@ def pages(folder: str, block_size: int, tp: int) -> list[int]:
     heads = max(1, config.num_key_value_heads // tp)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shape: dict[str, Any] = {
-        "block_size": block_size, "num_kv_heads": heads, "head_size": size, "dtype": torch.bfloat16}
+        "block_size": block_size,
+        "num_kv_heads": heads,
+        "head_size": size,
+        "dtype": torch.bfloat16,
+    }
     full = FullAttentionSpec(**shape)
     return [
         (SlidingWindowSpec(**shape, sliding_window=config.sliding_window) if k == "sliding_attention" else full)
@@ -54,12 +58,18 @@ def pages(folder: str, block_size: int, tp: int) -> list[int]:
 
 def steps(folder: str, tp: int, batches: list[Any]) -> list[dict[str, Any]]:
     model = ModelConfig(
-        model=folder, tokenizer=folder, dtype="bfloat16", seed=0, max_model_len=8192, skip_tokenizer_init=True)
+        model=folder, tokenizer=folder, dtype="bfloat16", seed=0, max_model_len=8192, skip_tokenizer_init=True
+    )
     scheduler = SchedulerConfig(
-        max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=8192, is_encoder_decoder=False)
+        max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=8192, is_encoder_decoder=False
+    )
     config = VllmConfig(
-        model_config=model, cache_config=CacheConfig(block_size=32), device_config=DeviceConfig(device="cpu"),
-        parallel_config=ParallelConfig(), scheduler_config=scheduler)
+        model_config=model,
+        cache_config=CacheConfig(block_size=32),
+        device_config=DeviceConfig(device="cpu"),
+        parallel_config=ParallelConfig(),
+        scheduler_config=scheduler,
+    )
     config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = tp
     metrics = ModelMetrics(config)
     found = []
@@ -67,9 +77,13 @@ def steps(folder: str, tp: int, batches: list[Any]) -> list[dict[str, Any]]:
         context = ExecutionContext()
         for new, after, prefill in batch:
             context.add(new, after, prefill)
-        found.append({
-            "flops": metrics.get_num_flops_breakdown(context), "read_bytes": metrics.get_read_bytes_breakdown(context),
-            "write_bytes": metrics.get_write_bytes_breakdown(context)})
+        found.append(
+            {
+                "flops": metrics.get_num_flops_breakdown(context),
+                "read_bytes": metrics.get_read_bytes_breakdown(context),
+                "write_bytes": metrics.get_write_bytes_breakdown(context),
+            }
+        )
     return found
 
 

@@ -1,6 +1,6 @@
 """A small Llama-shaped model folder, config and byte-level tokenizer, no weights (run inside the vLLM environment).
 
-    VENV/bin/python make_tiny_model.py FOLDER [KEY=VALUE …]      config keys that differ from the default's
+VENV/bin/python make_tiny_model.py FOLDER [KEY=VALUE …]      config keys that differ from the default's
 """
 
 from __future__ import annotations
@@ -25,12 +25,21 @@ def write(folder: Path, changes: dict[str, object]) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=["<|bos|>", "<|eos|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        vocab_size=512, special_tokens=["<|bos|>", "<|eos|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     tokenizer.train_from_iterator(["bytes and batches, batches of bytes"], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|eos|>",
-        "model_max_length": 4096, "chat_template": "{% for m in messages %}{{m['content']}}{% endfor %}"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<|bos|>",
+                "eos_token": "<|eos|>",
+                "model_max_length": 4096,
+                "chat_template": "{% for m in messages %}{{m['content']}}{% endfor %}",
+            }
+        )
+    )
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
 
 

@@ -82,12 +82,22 @@ def model(name: str) -> ModelSpec:
 def answers(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All answers in one process: importing vLLM takes longer than answering."""
     folder = tmp_path_factory.mktemp("answers")
-    (folder / "questions.json").write_text(json.dumps({
-        name: {"config": COMMON | config, "tp": DEGREES[name], "block_size": BLOCK,
-               "steps": STEPS if name in STEP_MODELS else []}
-        for name, config in CONFIGS.items()}))
+    (folder / "questions.json").write_text(
+        json.dumps(
+            {
+                name: {
+                    "config": COMMON | config,
+                    "tp": DEGREES[name],
+                    "block_size": BLOCK,
+                    "steps": STEPS if name in STEP_MODELS else [],
+                }
+                for name, config in CONFIGS.items()
+            }
+        )
+    )
     subprocess.run(
-        [vllm_python, HERE / "answer.py", folder / "questions.json", folder / "answers.json"], check=True, timeout=240)
+        [vllm_python, HERE / "answer.py", folder / "questions.json", folder / "answers.json"], check=True, timeout=240
+    )
     found: dict[str, Any] = json.loads((folder / "answers.json").read_text())
     return found
 

@@ -36,6 +36,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tie_embeddings": ("tie_word_embeddings",),
 }
 
+MAX_LAYERS = 10_000
+
 REQUIRED = ("layers", "hidden_size", "heads", "vocab_size", "max_context")
 _PER_LAYER_LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
 
@@ -57,6 +59,8 @@ def overridden(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str,
                    if isinstance(changed.get(k), Mapping)), None)
     if nested is not None:
         return {**changed, nested: overridden(changed[nested], sizes)}
+    if sizes.get("layers", 1) > MAX_LAYERS:
+        raise SpecError(f"--layers: {sizes['layers']} layers are more than any model has ({MAX_LAYERS})")
     for flag, value in sizes.items():
         keys = _keys(flag)
         present = next((k for k in keys if k in changed), keys[0])

@@ -1,7 +1,7 @@
 """What a model folder stores: exact weight bytes, by dtype and by part, from headers alone.
 
-    folder/model.safetensors.index.json   which files belong to the model (and their total, if they are absent)
-    folder/*.safetensors                  headers: every tensor's dtype, shape and bytes
+folder/model.safetensors.index.json   which files belong to the model (and their total, if they are absent)
+folder/*.safetensors                  headers: every tensor's dtype, shape and bytes
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _PATTERNS = (
     ("embedding", re.compile(r"(^|\.)(embed_tokens\w*|wte|tok_embeddings|word_embeddings|embeddings|embed)\.")),
     ("layers", re.compile(r"(^|\.)(layers|h|blocks|transformer_blocks)\.\d+\.")),
 )  # fmt: skip
+_PART_NAME = re.compile(r"(.*)-(\d{1,5})-of-(\d{1,5})\.safetensors")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -46,7 +47,8 @@ class CheckpointWeights:
     """The weights that a model folder stores.
 
     total_bytes      all tensors
-    loaded_bytes     without MTP heads, which an engine loads only for speculative decoding
+    loaded_bytes     what an engine loads to serve text: without MTP heads (only for speculative decoding), without the
+                     copy of a tied head (Qwen3-0.6B stores one)
     bytes_by_dtype   by the file's own dtype names ("BF16", "F8_E4M3", …); empty where only an index was there
     bytes_by_part    by `PARTS`; empty where only an index was there
     stored_elements  elements as stored (packed 4-bit weights count their containers); None from an index
@@ -79,15 +81,20 @@ def part_of(name: str, *, num_layers: int | None = None) -> str:
     return "other"
 
 
-def read_safetensors_folder(folder: Path, *, num_layers: int | None = None) -> CheckpointWeights:
+def read_safetensors_folder(
+    folder: Path, *, num_layers: int | None = None, tied: bool | None = None
+) -> CheckpointWeights:
     """The weights of a model folder, from its index and the headers of its files.
 
-    num_layers   decoder layers, to tell MTP layers apart; None: read from the folder's config.json
+    num_layers   decoder layers, to tell MTP layers apart; None: as the folder's config.json says
+    tied         whether the head is the embedding table; None: as the folder's config.json says
     Raises ConfigError where there are no weights, some of the files that the index names are missing, or
     one of them cannot be read.
     """
-    if num_layers is None:
-        num_layers = _num_layers(folder)
+    if num_layers is None or tied is None:
+        said_layers, said_tied = _from_config(folder)
+        num_layers = said_layers if num_layers is None else num_layers
+        tied = said_tied if tied is None else tied
     index_path = folder / _INDEX
     if index_path.is_file():
         index = read_json(index_path, what="weight index", max_bytes=_MAX_INDEX_BYTES)
@@ -103,21 +110,24 @@ def read_safetensors_folder(folder: Path, *, num_layers: int | None = None) -> C
     else:
         files = _folder_files(folder)
     tensors = [tensor for file in files for tensor in read_header(folder / file)]
-    return _summary(tensors, len(files), num_layers)
+    return _summary(tensors, len(files), num_layers, tied)
 
 
-def _num_layers(folder: Path) -> int | None:
+def _from_config(folder: Path) -> tuple[int | None, bool]:
+    """(decoder layers, whether the head is tied) as the folder's config.json states them."""
     path = folder / "config.json"
     if not path.is_file():
-        return None
+        return None, False
     config = read_json(path, what="config.json")
     text = config.get("text_config")
-    for source in (config, text if isinstance(text, dict) else {}):
+    layers: int | None = None
+    sources = (text if isinstance(text, dict) else {}, config)
+    for source in sources:
         for key in ("num_hidden_layers", "n_layer", "num_layers"):
             value = source.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None
+            if layers is None and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                layers = value
+    return layers, any(source.get("tie_word_embeddings") is True for source in sources)
 
 
 def _indexed_files(index: dict[str, Any], path: Path) -> tuple[str, ...]:
@@ -161,10 +171,24 @@ def _folder_files(folder: Path) -> tuple[str, ...]:
         raise ConfigError(f"checkpoint: {shown(folder)} has no .safetensors files; give its config.json")
     if len(files) > _MAX_FILES:
         raise ConfigError(f"checkpoint: {shown(folder)} has {len(files)} files; at most {_MAX_FILES} are read")
+    _complete(files, folder)
     return tuple(files)
 
 
-def _summary(tensors: Iterable[StoredTensor], num_files: int, num_layers: int | None) -> CheckpointWeights:
+def _complete(files: Iterable[str], folder: Path) -> None:
+    """Without an index only the names tell that parts are missing ("model-00001-of-00004.safetensors")."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for match in filter(None, map(_PART_NAME.fullmatch, files)):
+        found.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
+    for (stem, count), numbers in found.items():
+        missing = count - len(numbers & set(range(1, count + 1)))
+        if missing:
+            raise ConfigError(
+                f"checkpoint: {shown(folder)} lacks {missing} of the {count} parts of {shown(stem)}; download the rest"
+            )
+
+
+def _summary(tensors: Iterable[StoredTensor], num_files: int, num_layers: int | None, tied: bool) -> CheckpointWeights:
     by_dtype: Counter[str] = Counter()
     by_part: Counter[str] = Counter()
     elements = count = 0
@@ -180,9 +204,14 @@ def _summary(tensors: Iterable[StoredTensor], num_files: int, num_layers: int | 
     total = by_dtype.total()
     if total == 0:
         raise ConfigError("checkpoint: the .safetensors files hold no weights; download them again")
+    copied_head = by_part["lm_head"] if tied and by_part["embedding"] else 0
     return CheckpointWeights(
-        total_bytes=total, loaded_bytes=total - by_part["mtp"], num_tensors=count, num_files=num_files,
-        source="headers", stored_elements=elements,
+        total_bytes=total,
+        loaded_bytes=total - by_part["mtp"] - copied_head,
+        num_tensors=count,
+        num_files=num_files,
+        source="headers",
+        stored_elements=elements,
         bytes_by_dtype=MappingProxyType(dict(by_dtype)),
         bytes_by_part=MappingProxyType({p: by_part[p] for p in PARTS if by_part[p]}),
     )

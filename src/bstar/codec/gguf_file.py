@@ -198,9 +198,7 @@ def _read_one(path: Path) -> GgufHeader:
     return GgufHeader(metadata=metadata, array_lengths=lengths, tensors=tensors)
 
 
-def _pair(
-    cursor: _Cursor, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]
-) -> None:
+def _pair(cursor: _Cursor, key: str, metadata: dict[str, Scalar | tuple[Scalar, ...]], lengths: dict[str, int]) -> None:
     kind = cursor.count("I")
     if kind in _SCALAR_CODES:
         metadata[key] = cursor.number(_SCALAR_CODES[kind])

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from bstar.codec.gguf_config import config_of
 from bstar.codec.gguf_file import GgmlType, GgufHeader, GgufTensor, read_gguf_header
-from bstar.codec.gguf_keys import config_of
 from bstar.codec.safe_json import shown
 from bstar.errors import ConfigError, UnsupportedArchitectureError
 from bstar.specs.formats import BF16, FP16, FP32, TensorFormat
@@ -39,6 +39,7 @@ _STORED_AS: dict[str, tuple[str, ...]] = {
     "linear_attn.in_proj_qkv": ("attn_qkv", "ssm_in"), "linear_attn.in_proj_z": ("attn_gate", "ssm_in"),
     "linear_attn.in_proj_b": ("ssm_beta", "ssm_ba"), "linear_attn.in_proj_a": ("ssm_alpha", "ssm_ba"),
     "linear_attn.conv1d": ("ssm_conv1d",), "linear_attn.out_proj": ("ssm_out",),
+    "mlp.fc1_latent_proj": ("ffn_latent_down",), "mlp.fc2_latent_proj": ("ffn_latent_up",),
     "mixer.in_proj": ("ssm_in",), "mixer.conv1d": ("ssm_conv1d",), "mixer.out_proj": ("ssm_out",),
 }  # fmt: skip
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,6})\.(.+?)(?:\.\d{1,5})?(?:\.(weight|bias))?")

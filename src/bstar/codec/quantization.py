@@ -24,12 +24,8 @@ from bstar.specs.formats import (
     MXFP4,
     TensorFormat,
 )
-from bstar.specs.model import UNQUANTIZED_ROLES, WeightFormats
+from bstar.specs.model import UNQUANTIZED_PREFIXES, UNQUANTIZED_ROLES, UNQUANTIZED_TENSORS, WeightFormats
 from bstar.specs.tensors import Role, WeightTensor
-
-# Engines build these without quantization whatever a class target says; a name still reaches them.
-_SMALL = ("mlp.shared_expert_gate", "self_attn.indexer.weights_proj")
-_SMALL_PREFIXES = ("self_attn.compressor.", "altup.", "laurel.", "hc_head.", "attn_hc.", "ffn_hc.")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +65,8 @@ class Quantization:
                 return fmt
         if self.default is None or (self.roles is not None and tensor.role not in self.roles):
             return None
-        if tensor.role in UNQUANTIZED_ROLES or tensor.name in _SMALL or tensor.name.startswith(_SMALL_PREFIXES):
+        if tensor.role in UNQUANTIZED_ROLES or tensor.name in UNQUANTIZED_TENSORS or tensor.name.startswith(
+                UNQUANTIZED_PREFIXES):
             return None
         if self.excluded is not None and self.excluded.match(names):
             return None
@@ -148,6 +145,8 @@ def _hf_section(raw: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     inner = raw.get("quantization", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inner, Mapping):
         raise ConfigError("hf_quant_config.json: quantization must be an object")
+    if inner is raw and raw and "quant_algo" not in raw:
+        raise ConfigError("hf_quant_config.json: quantization is missing; it must hold quant_algo")
     if inner.get("quant_algo") is None and not inner.get("quantized_layers"):
         return None
     return {"quant_method": "modelopt", **inner}

@@ -150,7 +150,8 @@ def _with_checkpoint(model: ModelSpec, folder: Path) -> ModelSpec:
         return model
     from bstar.codec.checkpoint import read_safetensors_folder
 
-    return replace(model, checkpoint_weight_bytes=read_safetensors_folder(folder).loaded_bytes)
+    stored = read_safetensors_folder(folder, num_layers=model.num_layers, tied=model.tied)
+    return replace(model, checkpoint_weight_bytes=stored.loaded_bytes)
 
 
 def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:
@@ -161,6 +162,9 @@ def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:
         hint = entry.weight_format_hint
         model = _parse(entry.config, entry.hf_quant_config, name=entry.id if hint is None else name,
                        source=entry.source, overrides=overrides)
+        if entry.unconfirmed:
+            assumed = f"assumed (only one source says it): {', '.join(entry.unconfirmed)}"
+            model = replace(model, notes=(*model.notes, assumed))
         return model if hint is None else _hinted(model, hint)
     from bstar.codec.hub import HUB_ID, fetch_config
 

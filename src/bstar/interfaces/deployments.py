@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bstar.codec.engine_values import AUTO_LENGTH
-from bstar.errors import InfeasibleError, SpecError
+from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import DeviceSpec
 from bstar.specs.model import ModelSpec
@@ -36,16 +36,14 @@ def deployment(model: str | ModelSpec, gpu: str | DeviceSpec, **flags: Any) -> D
 
 
 def _fitted_length(built: Deployment) -> Deployment:
-    """The same deployment with the longest max_model_len that one request can use."""
+    """The same deployment with the longest max_model_len that one request can use; unchanged where nothing fits."""
     from bstar.physics.memory import memory_budget
 
     budget = memory_budget(built)
     if budget.fits:
         return built
     fitted = _with_length(built, max(1, min(budget.longest_request_tokens, built.engine.max_model_len)))
-    if not memory_budget(fitted).fits:
-        raise InfeasibleError(f"max_model_len: auto finds no length that fits: {budget.reason}")
-    return fitted
+    return fitted if memory_budget(fitted).fits else built
 
 
 def _with_length(built: Deployment, length: int) -> Deployment:

@@ -43,6 +43,7 @@ class Landmarks:
     kept_bytes_per_sequence   held in memory, per rank of the fullest stage; at the full length: kept_bytes_full
     parameters                P: what one token multiplies with, per rank, all stages (active experts only)
     attention_flops_per_sequence   a·L of one decoded token, per rank
+    arithmetic_intensity_limit     AI(∞) = (2P + a·L) / kv: what no batch exceeds
     b_star, b_gemm, b_compute, b_mem, b_mem_full, b_tok   the landmarks; b_mem_full is at the full length I + O
     sequences_per_rank        A · S: B over the sequences of one rank and stage
     """
@@ -97,7 +98,7 @@ def landmarks_at(deployment: Deployment, workload: Workload | float) -> Landmark
         b_c = float(formulas.b_compute(ridge, w_max, rank.parameters, kv))
     kept, kept_full = (_kept(deployment, tokens) for tokens in (context, full))
     pool = _pool_bytes(deployment)
-    limit = float(formulas.arithmetic_intensity_limit(rank.parameters, kv))
+    limit = float(formulas.arithmetic_intensity_limit(rank.parameters, kv, rank.attention_flops))
     return Landmarks(
         context_tokens=context, full_context_tokens=full, ridge_point=ridge, compute_dtype=dtype,
         peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth,

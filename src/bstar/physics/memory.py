@@ -11,7 +11,7 @@ gets that many blocks. `fits` and `reason` mean what the engine means: it starts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -20,6 +20,7 @@ from bstar.physics.activation import (
     ActivationTerm,
     constants,
     cuda_graph_bytes,
+    graphs_subtracted,
     model_runner,
     non_torch_bytes,
     peak_activations,
@@ -37,6 +38,7 @@ from bstar.physics.kv_pages import attention_block_tokens, layer_pages
 from bstar.physics.loading import loaded_weight_bytes
 from bstar.physics.partition import check_parallel
 from bstar.physics.weights import block_bytes
+from bstar.specs.attention import LatentAttention
 from bstar.specs.deployment import Deployment
 from bstar.units import GIB, format_bytes
 
@@ -139,7 +141,24 @@ def _batches_in_flight(deployment: Deployment) -> int:
     return 2 if pp == 1 else pp
 
 
+def _own_indexers(deployment: Deployment) -> Deployment:
+    """Before 0.24 vLLM built an indexer, its weights and its cache, also in layers that reuse another's picks.
+
+    models/deepseek_v2.py: `is_v32` alone until 0.23, `not _skip_topk` since.
+    """
+    if (deployment.engine.version_tuple or (99,)) >= (0, 24):
+        return deployment
+    groups = []
+    for group in deployment.model.layers:
+        mixer = group.mixer
+        if isinstance(mixer, LatentAttention) and mixer.indexer is not None and mixer.indexer.shared:
+            mixer = replace(mixer, indexer=replace(mixer.indexer, shared=False))
+        groups.append(replace(group, mixer=mixer))
+    return replace(deployment, model=replace(deployment.model, layers=tuple(groups)))
+
+
 def _vllm(deployment: Deployment) -> MemoryBudget:
+    deployment = _own_indexers(deployment)
     engine, parallel = deployment.engine, deployment.parallel
     total = deployment.device.reported_memory_bytes
     usable = ceil(total * engine.gpu_memory_utilization)
@@ -147,9 +166,7 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     activations = peak_activations(deployment)
     runtime = non_torch_bytes(deployment)
     graphs = cuda_graph_bytes(deployment)
-    subtracted = engine.estimate_cudagraph_memory
-    if subtracted is None:
-        subtracted = (engine.version_tuple or (99,)) >= (0, 20)
+    subtracted = graphs_subtracted(deployment)
     available = tuple(
         usable - w - a.bytes - runtime - (graphs if subtracted else 0)
         for w, a in zip(weights, activations, strict=True)
@@ -172,7 +189,15 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
         block_size=plan.attention_block_tokens, bytes_per_block=plan.bytes_per_block,
         blocks_per_request=plan.blocks_per_request, max_concurrency=plan.max_concurrency,
         pools=parallel.dp * parallel.attention_dp, needed_bytes=plan.needed_bytes, longest_request_tokens=longest,
-        fits=reason is None, reason=reason, stage=stage, notes=_notes(deployment))
+        fits=reason is None, reason=reason, stage=stage, notes=_notes(deployment) + _compile_note(activations[stage]))
+
+
+def _compile_note(peak: ActivationPeak) -> tuple[str, ...]:
+    """What a second start gains: a filled compile cache tries no kernels."""
+    spare = peak.compile - max(peak.layers, peak.sampler)
+    if spare < 0.05 * GIB:
+        return ()
+    return (f"a start on a filled compile cache finds {spare / GIB:.2f} GiB more for the KV cache",)
 
 
 def _weights(deployment: Deployment) -> tuple[int, ...]:

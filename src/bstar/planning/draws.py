@@ -25,14 +25,18 @@ class RequestDraws:
     """Points of shape (count,).
 
     input_tokens, output_tokens   lengths; `cached_tokens` of the prompt come from the prefix cache
+    new_tokens, pairs             prompt tokens to compute (at least 1), and the (query, key) pairs they attend
     crowd, wait, phase            uniform ranks of: how many are in flight, the prefill queue, the step's age
     crowd_z, wait_z               the same ranks as standard normals
+    weighted_new_tokens           mean over tokens, not requests: E[q²]/E[q]
     stall_z, company_z            standard normals of the prefills of others: while it decodes, in its first steps
     """
 
     input_tokens: Floats
     cached_tokens: Floats
     output_tokens: Floats
+    new_tokens: Floats
+    pairs: Floats
     crowd: Floats
     wait: Floats
     phase: Floats
@@ -40,21 +44,15 @@ class RequestDraws:
     company_z: Floats
     crowd_z: Floats
     wait_z: Floats
-
-    @property
-    def new_tokens(self) -> Floats:
-        """Prompt tokens that have to be computed, at least 1."""
-        return np.maximum(self.input_tokens - self.cached_tokens, 1.0)
+    mean_new_tokens: float
+    mean_pairs: float
+    weighted_new_tokens: float
+    mean_decode_tokens: float
 
     @property
     def decode_tokens(self) -> Floats:
         """Decode steps of a request: the first output token comes from the prefill."""
         return self.output_tokens - 1.0
-
-    @property
-    def mean_decode_tokens(self) -> float:
-        return float(self.decode_tokens.mean())
-
 
 def request_draws(workload: Workload, *, count: int = COUNT) -> RequestDraws:
     """`count` points of a workload. A trace's pairs are thinned along their total length, pairs kept together."""
@@ -72,8 +70,14 @@ def request_draws(workload: Workload, *, count: int = COUNT) -> RequestDraws:
     # At least one prompt token is always computed, even if the whole prompt is cached.
     crowd, wait = ranks(), ranks()
     cached = np.where(hits, np.minimum(workload.prefix_tokens, inputs - 1.0), 0.0)
+    cached = np.maximum(cached, 0.0)
+    new = np.maximum(inputs - cached, 1.0)
+    pairs = new * cached + new * (new + 1.0) / 2.0
     return RequestDraws(
-        input_tokens=inputs, cached_tokens=np.maximum(cached, 0.0), output_tokens=outputs, crowd=crowd, wait=wait,
+        input_tokens=inputs, cached_tokens=cached, output_tokens=outputs, new_tokens=new, pairs=pairs,
+        mean_new_tokens=float(new.mean()), mean_pairs=float(pairs.mean()),
+        weighted_new_tokens=float((new * new).mean() / new.mean()), mean_decode_tokens=float(outputs.mean() - 1.0),
+        crowd=crowd, wait=wait,
         crowd_z=normal_quantile(crowd), wait_z=normal_quantile(wait), phase=ranks(), stall_z=normal_quantile(ranks()),
         company_z=normal_quantile(ranks()),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +13,12 @@ from bstar.physics.deployment_landmarks import Landmarks
 from bstar.physics.landmarks import landmarks_of
 from bstar.physics.memory import memory_budget
 from bstar.planning.cost import cost_of
+from bstar.planning.experience import Outcomes
 from bstar.planning.feasibility import NoAnswerError
 from bstar.planning.limits import LONGEST_STEP_TPOTS
-from bstar.planning.outcomes import Outcomes
-from bstar.planning.replica import Replica, secure_room
+from bstar.planning.replica import Replica, overflow_fraction, secure_room
 from bstar.planning.results import Candidate, Percentiles, Predicted
-from bstar.planning.screen import MEMORY_SHARE, Screened, Spot, Task, screen
+from bstar.planning.screen import MEMORY_SHARE, RAISED_BUDGET, Screened, Spot, Task, screen
 from bstar.planning.sheet import slo_batch
 from bstar.planning.sizing import (
     Capacity,
@@ -88,13 +89,20 @@ def refined(task: Task, sized: Sized) -> Sized:
     if done or task.choice.max_num_batched_tokens is not None:
         return sized
     options = [sized]
+    used = sized.deployment.engine.max_num_batched_tokens
     for budget in TOKEN_BUDGETS:
-        if budget != sized.deployment.engine.max_num_batched_tokens:
+        if budget != used and budget <= max(used, RAISED_BUDGET):
             try:
                 options.append(size(task, screen(task, sized.spot, token_budget=budget)))
             except NoAnswerError:
                 continue
-    return min(options, key=lambda one: (one.replicas, -one.capacity.requests_per_s * _smoothness(task, one)))
+
+    def order(one: Sized) -> tuple[int, int, int]:
+        worth = one.capacity.requests_per_s * _smoothness(task, one)
+        # Within a percent they are equal: then the smaller budget, which takes less activation memory.
+        return one.replicas, -round(100.0 * math.log(worth)), one.deployment.engine.max_num_batched_tokens
+
+    return min(options, key=order)
 
 
 def _smoothness(task: Task, sized: Sized) -> float:
@@ -152,7 +160,8 @@ def finish(task: Task, sized: Sized) -> Candidate:
         deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
         memory=memory_budget(deployment).to_dict(),
         landmarks=_landmarks(landmarks_of(deployment, task.workload), sized, task),
-        predicted=_predicted(found), requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
+        predicted=_predicted(sized, found, deployment.engine.max_num_seqs),
+        requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
         goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
         capacity_requests_per_s=sized.carried_per_s,
         headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
@@ -165,9 +174,10 @@ def finish(task: Task, sized: Sized) -> Candidate:
 def _final(task: Task, sized: Sized) -> Deployment:
     """The deployment with the chosen max_num_seqs, which counts per data-parallel rank, and what follows from it."""
     spot = sized.spot
+    seqs = task.choice.max_num_seqs or max(sized.capacity.cap // spot.layout.attention_dp, 1)
     return build(
         spot.model, spot.device, spot.layout, task.choice, kv_cache_dtype=spot.kv_cache_dtype,
-        max_model_len=task.max_model_len, max_num_seqs=max(sized.capacity.cap // spot.layout.attention_dp, 1),
+        max_model_len=task.max_model_len, max_num_seqs=seqs,
         max_num_batched_tokens=sized.deployment.engine.max_num_batched_tokens,
     )  # fmt: skip
 
@@ -179,10 +189,17 @@ def _landmarks(marks: Landmarks, sized: Sized, task: Task) -> dict[str, float | 
     return out
 
 
-def _predicted(found: Outcomes) -> Predicted:
+def _predicted(sized: Sized, found: Outcomes, max_num_seqs: int) -> Predicted:
+    replica, decoding = sized.replica, float(found.decoding[0])
+    places = float(max_num_seqs * sized.spot.layout.attention_dp)
+    full = float(found.queued_fraction[0]) > _MANY_QUEUE
+    crowd = places if full else min(decoding + 2.33 * math.sqrt(decoding), places)
     return Predicted(
+        kv_usage_fraction=min(decoding / replica.room_sequences, 1.0),
+        preemption_risk_fraction=overflow_fraction(replica.room_sequences, replica.context_cv, crowd),
         ttft_s=Percentiles.of(found.ttft_s[0]), tpot_s=Percentiles.of(found.tpot_s[0]),
-        e2e_s=Percentiles.of(found.e2e_s[0]), in_flight=float(found.in_flight[0]), step_s=float(found.step_s[0]),
+        e2e_s=Percentiles.of(found.e2e_s[0]), in_flight=float(found.in_flight[0]), decoding=decoding,
+        step_s=float(found.step_s[0]),
         prefill_fraction=float(found.prefill_fraction[0]), queued_fraction=float(found.queued_fraction[0]),
     )  # fmt: skip
 
@@ -205,7 +222,7 @@ def _bound(task: Task, sized: Sized, found: Outcomes) -> str:
             return "queueing"
     if float(found.prefill_fraction[0]) >= 0.5:
         return "compute"
-    step = decode_step_time(sized.deployment, max(float(found.in_flight[0]), 1.0), task.context)
+    step = decode_step_time(sized.deployment, max(float(found.decoding[0]), 1.0), task.context)
     return str(step.bound_by)
 
 

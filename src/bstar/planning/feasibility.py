@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bstar.errors import BstarError, SpecError
+from bstar.errors import BstarError
 from bstar.physics.memory import MemoryBudget, memory_budget
 from bstar.planning.draws import RequestDraws
 from bstar.planning.outcomes import open_outcomes, saturated_rate_per_s
@@ -63,8 +63,8 @@ def fitting_deployment(
             first = first or NoAnswerError(_kind(budget), budget.reason or "does not fit")
             if "max_num_seqs" not in (budget.reason or ""):
                 break
-        if first is not None and first.kind == "layout":
-            break
+        if first is not None and (first.kind == "layout" or budget.weight_bytes >= budget.usable_bytes):
+            break  # smaller steps cannot help
     assert first is not None
     raise first
 
@@ -74,14 +74,17 @@ def _kind(budget: MemoryBudget) -> str:
     return "layout" if reason.startswith(("tp", "pp", "ep", "dcp")) else "memory"
 
 
-def room_sequences(deployment: Deployment, context: float, places: int) -> float:
+def room_sequences(deployment: Deployment, context: float, *, shared_tokens: float = 0.0) -> float:
     """Sequences of `context` tokens that the engine's block pool holds, over all data-parallel ranks.
 
     The engine's own count (blocks, windows, states, padding) for a max_model_len of that context.
+    shared_tokens   of them are a prefix that all sequences share: it is stored once a rank
     """
-    engine = replace(deployment.engine, max_model_len=max(int(np.ceil(context)), 1), max_num_seqs=places)
+    shared = min(shared_tokens, context - 1.0) if deployment.engine.enable_prefix_caching else 0.0
+    own = context - shared
+    engine = replace(deployment.engine, max_model_len=max(int(np.ceil(own)), 1))
     budget = memory_budget(replace(deployment, engine=engine))
-    return max(budget.max_concurrency, 0.0) * max(budget.pools, 1)
+    return max(budget.max_concurrency - shared / own, 0.0) * max(budget.pools, 1)
 
 
 def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, slo: Slo, context: float) -> None:
@@ -94,8 +97,9 @@ def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, 
             raise NoAnswerError("slo", f"TPOT SLO {limit} is below the floor of {format_seconds(floor)} {at}")
         if slo.tpot_s < alone:
             raise NoAnswerError("slo", f"TPOT SLO {limit} is below the {format_seconds(alone)} expected {at}")
-    rate = float(saturated_rate_per_s(replica, draws)[0]) * 1e-4
-    found = open_outcomes(replica, draws, np.array([rate]), np.array([replica.largest_batch]))
+    few = replace(replica, decode_step_s=replica.decode_step_s[:4], floor_step_s=replica.floor_step_s[:4])
+    rate = float(saturated_rate_per_s(few, draws)[0]) * 1e-4
+    found = open_outcomes(few, draws, np.array([rate]), np.array([few.largest_batch]))
     if float(found.attainment(slo)[0]) >= slo.attainment_fraction:
         return
     share = slo.attainment_fraction
@@ -118,12 +122,12 @@ def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, 
 def needed_model_len(model: ModelSpec, longest_tokens: int, p99_tokens: int) -> tuple[int, str | None]:
     """(max_model_len, note): the longest sequence rounded up to 256 tokens, at most what the model takes.
 
-    Raises SpecError where more than 1 % of the requests would be longer than the model's context.
+    Raises NoAnswerError where more than 1 % of the requests would be longer than the model's context.
     """
     most = model.max_context_tokens
     if p99_tokens > most:
-        raise SpecError(f"context: 1 % of the requests reach {p99_tokens:,} tokens, {model.name} takes {most:,}; "
-                        "shorten the lengths or choose another model")  # fmt: skip
+        reason = f"1 % of the requests reach {p99_tokens:,} tokens of context, {model.name} takes {most:,}"
+        raise NoAnswerError("context", f"{reason}; shorten the lengths or choose another model")
     rounded = -(-longest_tokens // 256) * 256
     if rounded > most:
         note = None if longest_tokens <= most else f"the longest requests are cut at the model's {most:,} tokens"

@@ -72,9 +72,8 @@ def _walls(deployment: Deployment, m: Landmarks) -> list[Formula]:
         ),
         Formula(
             name="b_compute", formula=f"B_c = {prefix}I*·W / (2·P − I*·kv)",
-            substituted=f"2·P − I*·kv = 2 · {p} − {ridge} · {kv} = {number(slack)}",
-            result=("none: AI(∞) = "
-                    f"{number(m.arithmetic_intensity_limit)} stays below the ridge" if m.b_compute is None
+            substituted=f"{times}{ridge} · {number(w_gemm)} / (2 · {p} − {ridge} · {kv} = {number(slack)})",
+            result=("none: 2·P / kv stays below the ridge" if m.b_compute is None
                     else f"{number(m.b_compute)} sequences"),
         ),
     ]  # fmt: skip

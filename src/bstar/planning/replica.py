@@ -99,10 +99,10 @@ def secure_room(room_sequences: float, context_cv: float, *, z: float = 2.33) ->
     return root * root
 
 
-def attention_pairs(draws: RequestDraws) -> Floats:
-    """(query, key) pairs of each request's prefill: q·k + q(q + 1)/2; shape (count,)."""
-    new, cached = draws.new_tokens, draws.cached_tokens
-    return new * cached + new * (new + 1.0) / 2.0
+def overflow_fraction(room_sequences: float, context_cv: float, sequences: float) -> float:
+    """Share of the moments in which `sequences` hold more than the pool (they are then preempted): a normal tail."""
+    spread = max(context_cv * math.sqrt(max(sequences, 1e-9)), 1e-9)
+    return 0.5 * math.erfc((room_sequences - sequences) / spread / math.sqrt(2.0))
 
 
 def mean_prefill_s(replica: Replica, draws: RequestDraws, rate_per_s: Floats) -> Floats:
@@ -117,13 +117,11 @@ def prefill_of_a_request_s(replica: Replica, draws: RequestDraws, batch: Floats,
     arrive   requests that come during one decode step. The more prompts share a step, the fewer of their tokens
              ride free: a step holds the prompt itself and what came meanwhile, within the token budget.
     """
-    new = draws.new_tokens
-    mean_new = float(new.mean())
     skew = replica.imbalance(arrive)
+    mean_new, own = draws.mean_new_tokens, draws.weighted_new_tokens
     # Weighted by tokens: the step that a token is in holds the token's own prompt.
-    own = float((new * new).mean()) / mean_new
     together = np.minimum(own + arrive * mean_new, np.maximum(prompt_budget(replica, batch) / skew, 1.0))
-    pairs = float(attention_pairs(draws).mean()) * replica.pair_s * skew
+    pairs = draws.mean_pairs * replica.pair_s * skew
     return (replica.marginal_prefill_s(batch, together, arrive) * mean_new + pairs) * replica.stalled_fraction
 
 

@@ -43,25 +43,32 @@ class Percentiles:
 class Predicted:
     """What the users of a candidate experience, by the closed forms of `planning.outcomes`.
 
-    in_flight         mean sequences that decode on one replica
+    in_flight         mean requests that one replica has: queueing, in prefill or decoding (rate · mean E2E)
+    decoding          of them decoding, the batch of a mean step
     step_s            mean step of a replica, prefill included
     prefill_fraction  share of a replica's time that prefill takes
     queued_fraction   share of requests that find every place taken
+    kv_usage_fraction share of the KV space that sequences in flight hold, in the mean
+    preemption_risk_fraction  share of busy moments (p99 of those in flight) in which they outgrow the KV space
     """
 
     ttft_s: Percentiles
     tpot_s: Percentiles
     e2e_s: Percentiles
     in_flight: float
+    decoding: float
     step_s: float
     prefill_fraction: float
     queued_fraction: float
+    kv_usage_fraction: float
+    preemption_risk_fraction: float
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "ttft_s": self.ttft_s.to_dict(), "tpot_s": self.tpot_s.to_dict(), "e2e_s": self.e2e_s.to_dict(),
-            "in_flight_per_replica": self.in_flight, "step_s": self.step_s,
+            "in_flight_per_replica": self.in_flight, "decoding_per_replica": self.decoding, "step_s": self.step_s,
             "prefill_fraction": self.prefill_fraction, "queued_fraction": self.queued_fraction,
+            "kv_usage_fraction": self.kv_usage_fraction, "preemption_risk_fraction": self.preemption_risk_fraction,
         }  # fmt: skip
 
 
@@ -170,7 +177,7 @@ class PlanResult:
 
     def reasons(self) -> tuple[str, ...]:
         """Why nothing is feasible: each distinct reason once, the ones that ask for the least change first."""
-        order = {"slo": 0, "max_gpus": 1, "memory": 2, "layout": 3, "dtype": 4, "error": 5}
+        order = {"context": 0, "slo": 0, "max_gpus": 1, "memory": 2, "layout": 3, "dtype": 4, "error": 5}
         ranked = sorted(self.rejected, key=lambda r: (order.get(r.kind, 9), r.layout.pp, -r.layout.num_gpus))
         return tuple(dict.fromkeys(f"{r.gpu} {r.layout}: {r.reason}" for r in ranked))
 

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 MEMORY_SHARE = 0.9
 # A default token budget below this is raised to it where it is what misses the SLO.
 RAISED_BUDGET = 8192
-_MOST_LANES = 8
+_MOST_LANES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,14 +114,17 @@ def screen(task: Task, spot: Spot, *, token_budget: int | None = None) -> Screen
 
 
 def _screened(task: Task, spot: Spot, deployment: Deployment) -> Screened:
-    room = room_sequences(deployment, task.context, deployment.engine.max_num_seqs)
+    load = task.workload
+    room = room_sequences(deployment, task.context, shared_tokens=load.prefix_tokens * load.prefix_hit_fraction)
     if room < 1:
         raise NoAnswerError("memory", f"the KV cache has no room for one sequence of {task.context:,.0f} tokens")
     try:
-        places = _places(task, spot, deployment, room)
+        spread = cache_cv(deployment, task.draws)
+        places = _places(task, spot, deployment, room, spread)
         replica = replica_of(
-            deployment, task.draws, context=task.context, room_sequences=room, largest_batch=int(places[-1])
-        )
+            deployment, task.draws, context=task.context, room_sequences=room, largest_batch=int(places[-1]),
+            context_cv=spread,
+        )  # fmt: skip
     except BstarError as error:
         raise NoAnswerError("dtype" if "peak" in str(error) else "layout", str(error)) from None
     check_floors(deployment, replica, task.draws, task.slo, task.context)
@@ -133,12 +136,13 @@ def _screened(task: Task, spot: Spot, deployment: Deployment) -> Screened:
     return Screened(spot=spot, deployment=deployment, replica=cut, lanes=kept, bound_per_s=bound)
 
 
-def _places(task: Task, spot: Spot, deployment: Deployment, room: float) -> Ints:
+def _places(task: Task, spot: Spot, deployment: Deployment, room: float, context_cv: float) -> Ints:
     """Values of max_num_seqs times the data-parallel ranks, up to what the memory holds in 99 % of the moments."""
     ranks = spot.layout.attention_dp
+    secure = secure_room(room, context_cv)
     if task.choice.max_num_seqs is not None:
-        return np.array([task.choice.max_num_seqs * ranks], dtype=np.int64)
-    secure = secure_room(room, cache_cv(deployment, task.draws))
+        # More places than the cache has room for are not taken: the rest waits, or is preempted.
+        return np.array([max(min(task.choice.max_num_seqs * ranks, int(secure)), 1)], dtype=np.int64)
     most = max(int(min(MEMORY_SHARE * room, secure) / ranks), 1)
     return np.array([n * ranks for n in lanes(min(most, deployment.engine.max_num_batched_tokens))], dtype=np.int64)
 

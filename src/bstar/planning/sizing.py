@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.planning.draws import RequestDraws
-from bstar.planning.outcomes import Outcomes, closed_outcomes, open_outcomes, saturated_rate_per_s
+from bstar.planning.experience import Outcomes
+from bstar.planning.outcomes import closed_outcomes, open_outcomes, saturated_rate_per_s
 from bstar.planning.replica import Replica
 from bstar.specs.slo import Slo
 from bstar.specs.workload import Workload

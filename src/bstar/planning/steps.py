@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,14 @@ from bstar.latency.step_model import StepModel, step_model
 from bstar.latency.times import decode_curve
 from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import cache_groups
+from bstar.physics.operators import CompiledStep
 from bstar.planning.draws import RequestDraws
 from bstar.planning.replica import Replica
 from bstar.specs.deployment import Deployment
 
 Floats = NDArray[np.float64]
 _GRID_POINTS = 40
-_TOKEN_POINTS = 16
+_TOKEN_POINTS = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,10 +66,9 @@ def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
     """
     model = step_model(deployment)
     budget = float(deployment.engine.max_num_batched_tokens * deployment.parallel.attention_dp)
-    grid = np.unique(np.round(np.geomspace(1.0, budget, _TOKEN_POINTS)))
+    grid = _token_grid(budget)
     reach = max(float(longest_tokens), budget)
-    shapes = [BatchShape.prefill(t) for t in grid] + [BatchShape.prefill(budget, reach)]
-    values = np.stack([model.step.values(shape) for shape in shapes], axis=1)
+    values = _prefill_statistics(model.step, budget, reach)
     times = steps_expected_s(model, values)
     pair_s = max(float(times[-1] - times[-2]) / (budget * reach), 0.0)
     pairs_s = pair_s * grid * (grid + 1.0) / 2.0
@@ -78,6 +79,18 @@ def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
         alone = steps_expected_s(model, values, values * ranks)[:-1] - ranks * pairs_s
         lone = np.maximum.accumulate(np.maximum(alone, even))
     return PrefillCost(token_grid=grid, token_step_s=even, lone_step_s=lone, pair_s=pair_s)
+
+
+def _token_grid(budget: float) -> Floats:
+    """Tokens of a step, 1 … budget."""
+    return np.unique(np.round(np.geomspace(1.0, budget, _TOKEN_POINTS)))
+
+
+@lru_cache(maxsize=256)
+def _prefill_statistics(step: CompiledStep, budget: float, reach: float) -> Floats:
+    """Statistics of the steps that `prefill_cost` looks at: the same for every device that runs this layout."""
+    shapes = [BatchShape.prefill(t) for t in _token_grid(budget)] + [BatchShape.prefill(budget, reach)]
+    return np.stack([step.values(shape) for shape in shapes], axis=1)
 
 
 def cache_bytes(deployment: Deployment, context: Floats) -> Floats:
@@ -102,7 +115,8 @@ def cache_cv(deployment: Deployment, draws: RequestDraws) -> float:
 
 
 def replica_of(
-    deployment: Deployment, draws: RequestDraws, *, context: float, room_sequences: float, largest_batch: int
+    deployment: Deployment, draws: RequestDraws, *, context: float, room_sequences: float, largest_batch: int,
+    context_cv: float = 0.0,
 ) -> Replica:
     """The numbers of one replica for steps up to `largest_batch` sequences at `context` tokens."""
     grid = batch_grid(largest_batch)
@@ -114,7 +128,7 @@ def replica_of(
         floor_step_s=np.interp(whole, grid, curve.floor_s),
         token_grid=cost.token_grid, token_step_s=cost.token_step_s, lone_step_s=cost.lone_step_s, pair_s=cost.pair_s,
         token_budget=deployment.engine.max_num_batched_tokens, room_sequences=room_sequences,
-        context_cv=cache_cv(deployment, draws), pipeline_stages=deployment.parallel.pp,
+        context_cv=context_cv, pipeline_stages=deployment.parallel.pp,
         attention_dp=deployment.parallel.attention_dp,
         request_s=engine_overhead(deployment.engine.name).per_request_s,
         prefill_lag_steps=1.0 if deployment.engine.async_scheduling else 0.0,

@@ -51,6 +51,13 @@ class EngineSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise SpecError(f"{name}: must be a whole number of at least 1, is {value!r}")
+        for name, least in (
+            ("cudagraph_max_size", 0), ("long_prefill_token_threshold", 0), ("num_speculative_tokens", 0),
+            ("num_gpu_blocks_override", 1), ("kv_cache_memory_bytes", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SpecError(f"{name}: must be at least {least}, is {value}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SpecError(f"gpu_memory_utilization: must be in (0, 1], is {self.gpu_memory_utilization}")
         if self.block_size is not None and self.block_size < 1:

@@ -16,6 +16,23 @@ UNQUANTIZED_ROLES: frozenset[Role] = frozenset(
 )
 
 
+# GEMM weights that engines build without quantization whatever a recipe says; only a checkpoint that names
+# them quantizes them.
+UNQUANTIZED_TENSORS = frozenset({"mlp.shared_expert_gate", "self_attn.indexer.weights_proj"})
+UNQUANTIZED_PREFIXES = ("self_attn.compressor.", "altup.", "laurel.", "hc_head.", "attn_hc.", "ffn_hc.")
+
+
+def kept_unquantized(tensor: WeightTensor, fmt: TensorFormat) -> bool:
+    """Whether the usual recipe for `fmt` leaves a GEMM weight in the model's dtype.
+
+    NVFP4 recipes leave linear attention alone: published NVFP4 checkpoints of gated-delta hybrids keep its
+    projections at 16 bits.
+    """
+    if tensor.name in UNQUANTIZED_TENSORS or tensor.name.startswith(UNQUANTIZED_PREFIXES):
+        return True
+    return fmt.name.startswith("nvfp4") and tensor.name.startswith("linear_attn.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormats:
     """Storage formats of a layer's tensors: `default` for every GEMM weight, `overrides` by tensor name.
@@ -91,6 +108,7 @@ class ModelSpec:
     source           where the description came from (catalog file, path)
     engine_context_tokens  the engine's default max_model_len where it is not max_context_tokens (LongRoPE: the
                      original length)
+    rotary_positions  rows of the engine's rotary table where they are not max_context_tokens (linear scaling)
     counted_tied     whether `parameters.total` counts the head as the embedding, where transformers' class
                      and the engine disagree about it; None: as `tied`
     """
@@ -118,6 +136,7 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=())
     counted_tied: bool | None = None
     engine_context_tokens: int | None = None
+    rotary_positions: int | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),
@@ -142,9 +161,12 @@ class ModelSpec:
         return any(g.ffn.kind == "moe" for g in self.layers)
 
     def with_weight_format(self, fmt: TensorFormat) -> ModelSpec:
-        """The same model with every quantizable GEMM weight stored as `fmt` (an online quantization)."""
-        def change(f: WeightFormats) -> WeightFormats:
-            return replace(f, default=fmt, overrides=())
-        groups = tuple(replace(g, formats=change(g.formats)) for g in self.layers)
-        return replace(self, layers=groups, outer_formats=change(self.outer_formats), weight_dtype=fmt.name,
-                       checkpoint_weight_bytes=None)
+        """The same model with every GEMM weight that a recipe quantizes stored as `fmt` (an online quantization)."""
+
+        def change(f: WeightFormats, tensors: tuple[WeightTensor, ...]) -> WeightFormats:
+            kept = tuple((t.name, f.base) for t in tensors if t.matmul and kept_unquantized(t, fmt))
+            return replace(f, default=fmt, overrides=kept if fmt.is_quantized else ())
+
+        groups = tuple(replace(g, formats=change(g.formats, g.tensors(self.hidden_size))) for g in self.layers)
+        return replace(self, layers=groups, outer_formats=change(self.outer_formats, self.head_tensors),
+                       weight_dtype=fmt.name, checkpoint_weight_bytes=None)

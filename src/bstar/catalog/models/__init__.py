@@ -1,7 +1,8 @@
 """Models as data files: what their config.json says, with its source.
 
 `data/<id>.json` holds one entry; `data/_index.json` maps every key (see `names`) to an id, so that a
-lookup reads the index and one entry.
+lookup reads the index and one entry. An entry's `variants` are checkpoints of other names that differ from it
+in a few keys.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from bstar.catalog.models.names import find_key, stem_of
+from bstar.catalog.models.names import find_key, key_of, stem_of
 
 __all__ = ["ModelEntry", "all_entries", "entry_ids", "get_entry", "suggest"]
 
@@ -26,13 +27,15 @@ class ModelEntry:
     config                as in config.json, without keys that describe no shape (token ids, labels, …)
     hf_quant_config       as in hf_quant_config.json where the checkpoint has one
     source, date          where the facts come from and when they were read there
+    confirmed             what else says the same, each with what it says ("llmfit …: shape, max context")
+    unconfirmed           keys of `config` that only `source` gives
     license               of the model, by name
     published_parameters  logical parameters, exact: the publisher's figure, or transformers' count of the
                           same config where the publisher counts otherwise (MTP heads, unused weights)
     published_parameters_rounded  the publisher's rounded figure, where no exact one is known
     weight_format_hint    storage named by a suffix of the asked name that this entry's checkpoint does not
                           have ("…-FP8" of a bf16 entry): a weight format of `bstar.specs.formats`, or
-                          "gguf:<type>"; None: store as `config` says
+                          "gguf:<type>" ("gguf:" where the name says no type); None: store as `config` says
     """
 
     id: str
@@ -43,6 +46,8 @@ class ModelEntry:
     source: str
     date: str
     license: str
+    confirmed: tuple[str, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
     published_parameters: int | None = None
     published_parameters_rounded: float | None = None
     weight_format_hint: str | None = None
@@ -71,8 +76,26 @@ def _own_formats(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] |
     }.get(method, ())  # fmt: skip
 
 
-def _load(entry_id: str, weight_format_hint: str | None = None) -> ModelEntry:
-    raw = _read(f"{entry_id}.json")
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with `changes`, an object inside changed key by key."""
+    return dict(config) | {
+        k: _merged(config[k], v) if isinstance(v, Mapping) and isinstance(config.get(k), Mapping) else v
+        for k, v in changes.items()}
+
+
+def _as_variant(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    """The entry as the checkpoint that `key` names: one of the entry's `variants` ("…-Base" with fewer positions)
+    differs from it in a few keys of config."""
+    for variant in raw.get("variants", ()):
+        if key in {key_of(n) for n in variant["names"]}:
+            hub_id, *aliases = variant["names"]
+            return _merged(raw, {k: v for k, v in variant.items() if k != "names"}) | {
+                "id": hub_id.rpartition("/")[2].lower(), "hub_id": hub_id, "aliases": aliases, "variants": ()}
+    return raw
+
+
+def _load(entry_id: str, weight_format_hint: str | None = None, *, key: str = "") -> ModelEntry:
+    raw = _as_variant(_read(f"{entry_id}.json"), key)
     if weight_format_hint is not None:
         weight_format_hint = raw.get("suffix_formats", {}).get(weight_format_hint, weight_format_hint)
     if weight_format_hint in _own_formats(raw["config"], raw.get("hf_quant_config")):
@@ -80,6 +103,7 @@ def _load(entry_id: str, weight_format_hint: str | None = None) -> ModelEntry:
     return ModelEntry(
         id=raw["id"], hub_id=raw["hub_id"], aliases=tuple(raw["aliases"]), config=raw["config"],
         hf_quant_config=raw.get("hf_quant_config"), source=raw["source"], date=raw["date"], license=raw["license"],
+        confirmed=tuple(raw.get("confirmed", ())), unconfirmed=tuple(raw.get("unconfirmed", ())),
         published_parameters=raw.get("published_parameters"),
         published_parameters_rounded=raw.get("published_parameters_rounded"), weight_format_hint=weight_format_hint,
     )  # fmt: skip
@@ -97,7 +121,7 @@ def get_entry(name: str) -> ModelEntry | None:
     if found is None:
         return None
     key, weight_format = found
-    return _load(index[key], weight_format)
+    return _load(index[key], weight_format, key=key)
 
 
 def entry_ids() -> tuple[str, ...]:

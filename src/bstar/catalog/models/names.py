@@ -26,6 +26,7 @@ _STORAGE_SUFFIXES: dict[str, str] = {
     "int8": "int8", "w8a8": "int8", "quantized-w8a8": "int8", "w8a8-int8": "int8",
     "w8a16": "w8a16", "quantized-w8a16": "w8a16", "gptq-int8": "w8a16", "gptq8bit": "w8a16", "8bit": "w8a16",
     "mlx8bit": "w8a16",
+    "gguf": "gguf:",  # of some type, which only the file's own name says
 }  # fmt: skip
 
 # Other spellings under which the catalog may hold the same checkpoint.
@@ -33,7 +34,7 @@ _RESPELT = {"fp4": "nvfp4", "fp4-v2": "nvfp4", "nvfp4-v2": "nvfp4"}
 
 # Suffixes of variants that share the architecture of what they were tuned from.
 _NEUTRAL_SUFFIXES = (
-    "instruct", "chat", "it", "pt", "base", "hf", "text", "thinking", "gguf", "mlx", "qat",
+    "instruct", "chat", "it", "pt", "base", "hf", "text", "thinking", "mlx", "qat",
     "vllm",
 )
 

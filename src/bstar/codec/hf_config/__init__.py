@@ -19,8 +19,8 @@ from bstar.codec.hf_config.families import FAMILIES
 from bstar.codec.hf_config.grouping import dominant_format, grouped
 from bstar.codec.hf_config.mtp import mtp_block, mtp_layer_count
 from bstar.codec.hf_config.multimodal import EMBEDDED_TOWERS, TEXT_KEYS, THINKERS, WRAPPERS, Wrapper
-from bstar.codec.hf_config.older import CLASS_OF
-from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, class_defaults
+from bstar.codec.hf_config.older import CLASS_OF, OWN_CLASSES
+from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, architectures, class_defaults
 from bstar.codec.hf_config.signals import unread_signals
 from bstar.codec.quantization import quantization_of
 from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
@@ -71,15 +71,19 @@ def _line(message: str) -> str:
 
 def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: Mapping[str, Any] | None) -> ModelSpec:
     raw = _thinker(raw)
-    model_type = _model_type(raw)
+    model_type, own = _model_type(raw)
     wrapper = WRAPPERS.get(model_type)
     top = Reader(raw, model_type)
-    text, text_raw = (_text_reader(top, wrapper) if wrapper else (_reader(raw, model_type), raw))
+    text, text_raw = _text_reader(top, wrapper) if wrapper else (
+        _reader(raw, model_type, sizes=own, nested=False), raw)
     decoder = FAMILIES[text.model_type](text)
     unread = unread_signals(text)
     if unread:
         raise _unsupported(text, unread)
     notes = list(decoder.notes)
+    if not own:
+        kind = str(raw.get("model_type"))[:40]
+        notes.append(f"model_type {kind!r} is not known: described by its architecture's class")
     counted_tied = _counted_tied(top, decoder.tied, wrapper) if wrapper else None
     if wrapper is not None and wrapper.counted and top.has("tie_word_embeddings"):
         decoder.tied = top.flag("tie_word_embeddings")
@@ -90,6 +94,9 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     if wrapper is not None and not text_raw and top.has("max_position_embeddings"):
         context = top.size("max_position_embeddings", high=MAX_CONTEXT)
         notes.append("text_config is missing: the class's defaults describe the text model, as transformers does")
+    elif text.assumed:
+        notes.append(f"{text.path}{', '.join(sorted(text.assumed))} missing: the default of the class of "
+                     f"{text.model_type!r}")
     dtype = _dtype(text, top, notes)
     base = FP16 if dtype == "fp16" else BF16
     quantization = quantization_of(raw, text_raw, hf_quant_config, base=base)
@@ -108,6 +115,7 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     return ModelSpec(
         name=name, architecture=_architecture(raw, model_type), hidden_size=decoder.hidden_size,
         vocab_size=decoder.vocab_size, max_context_tokens=context, engine_context_tokens=engine_context,
+        rotary_positions=_rotary_positions(text, decoder.context),
         layers=layers, embedding=decoder.embedding,
         lm_head=decoder.lm_head, tied=decoder.tied, head_tensors=decoder.head_tensors, blocks=tuple(blocks),
         outer_formats=outer, dtype=dtype, kv_cache_dtype=quantization.kv_cache_dtype or decoder.kv_cache_dtype,
@@ -128,10 +136,16 @@ def _thinker(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**shared, **inner, "model_type": THINKERS[kind]}
 
 
-def _model_type(raw: Mapping[str, Any]) -> str:
+def _model_type(raw: Mapping[str, Any]) -> tuple[str, bool]:
+    """(the row that describes the config, whether its own model_type names it): else its architecture's class."""
     model_type = raw.get("model_type")
     if isinstance(model_type, str) and (model_type in FAMILIES or model_type in WRAPPERS):
-        return model_type
+        return model_type, True
+    names = raw.get("architectures")
+    if (model_type is None or isinstance(model_type, str)) and isinstance(names, list) and len(names) == 1:
+        known = OWN_CLASSES.get(str(names[0])) or architectures().get(str(names[0]))
+        if known is not None and known in FAMILIES:
+            return known, False
     if model_type is None:
         found = sorted(str(k)[:40] for k in raw)[:8]
         raise UnsupportedArchitectureError(
@@ -144,8 +158,9 @@ def _model_type(raw: Mapping[str, Any]) -> str:
         keys=("model_type",))
 
 
-def _reader(raw: Mapping[str, Any], model_type: str, path: str = "") -> Reader:
-    return Reader(raw, model_type, path=path, class_of=CLASS_OF.get(model_type))
+def _reader(raw: Mapping[str, Any], model_type: str, path: str = "", *, sizes: bool = True, nested: bool = True
+            ) -> Reader:
+    return Reader(raw, model_type, path=path, class_of=CLASS_OF.get(model_type), sizes=sizes, nested=nested)
 
 
 def _text_reader(top: Reader, wrapper: Wrapper) -> tuple[Reader, Mapping[str, Any]]:
@@ -154,6 +169,8 @@ def _text_reader(top: Reader, wrapper: Wrapper) -> tuple[Reader, Mapping[str, An
         child = top.child(key)
         if child is None:
             continue
+        if not child:
+            raise top.fail(key, "is empty; a multimodal config describes its text model there")
         given = child.get("model_type")
         text_type = given if isinstance(given, str) else wrapper.text_type
         if text_type in WRAPPERS:
@@ -164,10 +181,8 @@ def _text_reader(top: Reader, wrapper: Wrapper) -> tuple[Reader, Mapping[str, An
                 f"{BY_HAND}", keys=(f"{key}.model_type",))
         return _reader(child, text_type, f"{key}."), child
     if top.model_type in _FLAT and top.has("hidden_size"):
-        return _reader(top.raw, wrapper.text_type), top.raw
-    if top.has("hidden_size", "num_hidden_layers") and top.model_type not in _TOP_IGNORED:
-        raise top.fail("text_config", "is missing; a multimodal config describes its text model there")
-    if wrapper.text_required:
+        return _reader(top.raw, wrapper.text_type, nested=False), top.raw
+    if top.model_type not in _TOP_IGNORED or not top.has("hidden_size", "num_hidden_layers"):
         raise top.fail("text_config", "is missing; a multimodal config describes its text model there")
     return _reader({}, wrapper.text_type, "text_config."), {}
 
@@ -227,6 +242,19 @@ def _contexts(text: Reader, positions: int) -> tuple[int, int | None]:
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor <= 4096:
         raise text.fail("rope_scaling.factor", "must be a number of 1 to 4096")
     return int(positions * factor), None
+
+
+def _rotary_positions(text: Reader, positions: int) -> int | None:
+    """Rows of the engine's rotary table where linear scaling makes it longer than max_position_embeddings."""
+    rope = text.raw.get("rope_scaling") or text.raw.get("rope_parameters")
+    if isinstance(rope, Mapping) and isinstance(rope.get("full_attention"), Mapping):
+        rope = rope["full_attention"]
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "linear":
+        return None
+    factor = rope.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor <= 4096:
+        raise text.fail("rope_scaling.factor", "must be a number of 1 to 4096")
+    return int(positions * factor)
 
 
 _DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "bf16",

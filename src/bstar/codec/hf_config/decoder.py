@@ -68,11 +68,20 @@ POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 NO_LIMIT = 1 << 20  # context of models that have no positions (state-space models)
 
 
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length", "max_seq_len",
+                "max_context_length", "max_target_positions")
+
+
 def max_context(r: Reader, *, default: int | None = None) -> int:
-    """Positions the model was made for; `default` where the config need not say."""
-    return r.size("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length",
-                  "max_seq_len", "model_max_length", "max_context_length", "max_target_positions", default=default,
-                  high=MAX_CONTEXT)
+    """Positions the model was made for; `default` where the config need not say.
+
+    As vLLM decides between several (derive_max_model_len_and_key): model_max_length where it is stated (Command R,
+    whose max_position_embeddings is what it was trained at), else the smallest of those that are.
+    """
+    if r.has("model_max_length"):
+        return r.size("model_max_length", high=MAX_CONTEXT)
+    stated = [r.size(key, high=MAX_CONTEXT) for key in _LENGTH_KEYS if r.has(key)]
+    return min(stated) if stated else r.size(*_LENGTH_KEYS, "model_max_length", default=default, high=MAX_CONTEXT)
 
 
 def decoder(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from bstar.codec.hf_config import hybrids, older, recent, sparse
+from bstar.codec.hf_config import deepseek_v4, gemma, hybrids, mamba_hybrids, older, recent, sparse
 from bstar.codec.hf_config.decoder import FOUR_NORMS, POST_NORMS, Decoder, decoder
 from bstar.codec.hf_config.ffns import after_first, dense, every_layer, moe, stepped, typed_or
 from bstar.codec.hf_config.mixers import (
@@ -131,6 +131,7 @@ FAMILIES: dict[str, Family] = {
     "step3p5": sparse.step3p5,
     "dbrx": sparse.dbrx,
     "minimax_m3_vl_text": recent.minimax_m3,
+    "minimax_m3": recent.minimax_m3,
     "afmoe": recent.afmoe,
     "laguna": recent.laguna,
     "mellum": partial(decoder, mixers=gqa(qk_norm="head", windows=windows_by_type, bias="attention_bias"),
@@ -156,8 +157,9 @@ FAMILIES: dict[str, Family] = {
                            ffns=_deepseek_experts(sparse=typed_or(after_first(3)))),
     "glm4_moe_lite": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first(1)))),
     "mistral4": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first()))),
-    "deepseek_v4": hybrids.deepseek_v4,
+    "deepseek_v4": deepseek_v4.deepseek_v4,
     "kimi_linear": hybrids.kimi_linear,
+    "glm5_next_text": deepseek_v4.glm5_next,
     # States and hybrids
     "qwen3_next": partial(hybrids.gated_delta_hybrid,
                           ffns=_qwen_experts(shared_width=("shared_expert_intermediate_size",), shared_gate=True)),
@@ -165,19 +167,19 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe_text": partial(
         hybrids.gated_delta_hybrid,
         ffns=moe(shared_width=("shared_expert_intermediate_size",), shared_gate=True)),
-    "nemotron_h": hybrids.nemotron_h,
-    "granitemoehybrid": hybrids.granite_hybrid,
-    "bamba": hybrids.bamba,
-    "falcon_h1": hybrids.falcon_h1,
-    "jamba": hybrids.jamba,
-    "mamba": hybrids.mamba1_model,
-    "falcon_mamba": hybrids.mamba1_model,
-    "mamba2": hybrids.mamba2_model,
+    "nemotron_h": mamba_hybrids.nemotron_h,
+    "granitemoehybrid": mamba_hybrids.granite_hybrid,
+    "bamba": mamba_hybrids.bamba,
+    "falcon_h1": mamba_hybrids.falcon_h1,
+    "jamba": mamba_hybrids.jamba,
+    "mamba": mamba_hybrids.mamba1_model,
+    "falcon_mamba": mamba_hybrids.mamba1_model,
+    "mamba2": mamba_hybrids.mamba2_model,
     "minimax": hybrids.minimax_lightning,
     "lfm2": hybrids.lfm2,
     "lfm2_moe": hybrids.lfm2,
-    "gemma3n_text": hybrids.gemma3n,
-    "gemma4_text": hybrids.gemma4,
+    "gemma3n_text": gemma.gemma3n,
+    "gemma4_text": gemma.gemma4,
     "mllama_text_model": hybrids.mllama,
     # Earlier decoders
     "gpt2": older.gpt2,

@@ -9,6 +9,7 @@ from typing import Any
 
 from bstar.codec.hf_config.decoder import TWO_NORMS, Decoder, decoder, norm_vectors
 from bstar.codec.hf_config.ffns import after_first, dense, experts_ffn, moe
+from bstar.codec.hf_config.hybrids import minimax_lightning
 from bstar.codec.hf_config.mixers import (
     Windows,
     gqa,
@@ -261,11 +262,22 @@ def exaone3(r: Reader) -> Decoder:
 
 CLASS_OF: dict[str, str] = {
     "kimi_k2": "deepseek_v3", "Yi": "llama", "aquila": "llama", "minimax_text_01": "minimax", "minimax_m1": "minimax",
-    "MiniMaxText01": "minimax", "RefinedWebModel": "falcon", "RefinedWeb": "falcon", "mistral_large_3": "deepseek_v3",
-    "MiniMaxM1": "minimax", "kanana": "llama", "phi3small": "", "starcoder": "gpt_bigcode",
-    "stablelm_epoch": "stablelm", "mimo": "qwen2", "phi-msft": "phi", "deepseek": "deepseek_v2",
+    "MiniMaxText01": "minimax", "MiniMaxM1": "minimax", "RefinedWebModel": "falcon", "RefinedWeb": "falcon",
+    "kanana": "llama", "starcoder": "gpt_bigcode", "minimax_m3": "minimax_m3_vl_text", "mimo": "qwen2",
+    "deepseek": "deepseek_v2",
 }  # fmt: skip
-CLASS_OF = {k: v for k, v in CLASS_OF.items() if v}
+
+# Classes of the same, by which engines know them whatever model_type says.
+OWN_CLASSES: dict[str, str] = {
+    "InternLMForCausalLM": "internlm", "InternLM2ForCausalLM": "internlm2", "InternLM3ForCausalLM": "internlm3",
+    "BaichuanForCausalLM": "baichuan", "BaiChuanForCausalLM": "baichuan", "ExaoneForCausalLM": "exaone",
+    "QWenLMHeadModel": "qwen", "ArcticForCausalLM": "arctic", "BailingMoeForCausalLM": "bailing_moe",
+    "BailingMoeV2ForCausalLM": "bailing_moe_v2", "DeciLMForCausalLM": "nemotron-nas", "MiMoForCausalLM": "mimo",
+    "MiniMaxText01ForCausalLM": "minimax_text_01", "MiniMaxM1ForCausalLM": "minimax_m1",
+    "Step3TextForCausalLM": "step3_text", "MiniMaxM3ForCausalLM": "minimax_m3",
+    "MiniMaxM3SparseForCausalLM": "minimax_m3", "DeepseekForCausalLM": "deepseek", "YiForCausalLM": "Yi",
+    "AquilaForCausalLM": "aquila", "RWForCausalLM": "RefinedWeb",
+}  # fmt: skip
 
 OWN_CODE_FAMILIES: dict[str, Callable[[Reader], Decoder]] = {
     "kimi_k2": partial(decoder, mixers=mla(), ffns=moe(sparse=after_first(), shared_count=("n_shared_experts",))),
@@ -278,10 +290,10 @@ OWN_CODE_FAMILIES: dict[str, Callable[[Reader], Decoder]] = {
     "internlm": partial(decoder, mixers=gqa(bias="bias"), ffns=dense()),
     "baichuan": partial(decoder, mixers=_mha(), ffns=dense()),
     "exaone": exaone3,
-    "minimax_text_01": lambda r: _minimax(r),
-    "MiniMaxText01": lambda r: _minimax(r),
-    "minimax_m1": lambda r: _minimax(r),
-    "MiniMaxM1": lambda r: _minimax(r),
+    "minimax_text_01": minimax_lightning,
+    "MiniMaxText01": minimax_lightning,
+    "minimax_m1": minimax_lightning,
+    "MiniMaxM1": minimax_lightning,
     "arctic": arctic,
     "bailing_moe": bailing_moe,
     "bailing_moe_v2": bailing_moe,
@@ -295,10 +307,4 @@ OWN_CODE_FAMILIES: dict[str, Callable[[Reader], Decoder]] = {
     "deepseek": partial(decoder, mixers=gqa(bias="attention_bias"),
                         ffns=moe(sparse=after_first(), shared_count=("n_shared_experts",))),
 }
-
-
-def _minimax(r: Reader) -> Decoder:
-    from bstar.codec.hf_config.hybrids import minimax_lightning
-
-    return minimax_lightning(r)
 

@@ -21,6 +21,13 @@ MAX_SIZE = 1 << 25  # vocabulary, widths
 MAX_CONTEXT = 1 << 40
 MAX_EXPERTS = 1 << 16
 
+# Every config.json states these at its top level; a file without one is not what it seems. Inside a nested
+# text_config transformers leaves out what equals the class's default.
+STATED: frozenset[str] = frozenset({
+    "hidden_size", "n_embd", "n_embed", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers",
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "vocab_size", "intermediate_size", "ffn_dim",
+})  # fmt: skip
+
 _MISSING = object()
 
 
@@ -43,25 +50,40 @@ def attribute_map(model_type: str) -> Mapping[str, str]:
     return found
 
 
+def architectures() -> Mapping[str, str]:
+    """transformers' causal model classes of the described types: class name -> model type."""
+    return {e["architecture"]: model_type for model_type, e in _class_table().items() if "architecture" in e}
+
+
 class Reader:
     """One (sub-)config of a known model type.
 
     path     where it sits in the file ("text_config."), for messages
+    nested   whether it is a config inside another, which may leave sizes to its class
+    sizes    whether a size that is missing may be the class's default (not where only the architecture's
+             class is known, not the configuration class)
     touched  the keys that were asked for, present or not
+    assumed  sizes every model must have that came from the class's defaults (nested configs only)
     """
 
-    __slots__ = ("_by_field", "aliases", "defaults", "model_type", "path", "raw", "touched")
+    __slots__ = ("_by_field", "aliases", "assumed", "defaults", "model_type", "nested", "path", "raw", "touched")
 
-    def __init__(self, raw: Mapping[str, Any], model_type: str, *, path: str = "",
-                 defaults: Mapping[str, Any] | None = None, class_of: str | None = None) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], model_type: str, *, path: str = "", defaults: Mapping[str, Any] | None = None,
+        class_of: str | None = None, sizes: bool = True, nested: bool = True,
+    ) -> None:
         self.raw = raw
         self.model_type = model_type
         self.path = path
         self.aliases = attribute_map(class_of or model_type)
         own = class_defaults(class_of or model_type)
+        if not sizes:
+            own = {k: v for k, v in own.items() if isinstance(v, bool) or not isinstance(v, (int, float, list))}
         # A field that the class maps to another field is only a spelling: its own default never shows.
         self.defaults = {k: v for k, v in own.items() if self.aliases.get(k) not in own} | dict(defaults or {})
+        self.nested = nested
         self.touched: set[str] = set()
+        self.assumed: set[str] = set()
         self._by_field: dict[str, list[str]] = {}
         for spelling, field in self.aliases.items():
             self._by_field.setdefault(field, []).append(spelling)
@@ -94,7 +116,12 @@ class Reader:
             return None
         for key in spellings:
             if key in self.defaults:
-                return self.defaults[key]
+                value = self.defaults[key]
+                if key in STATED and isinstance(value, int):
+                    if not self.nested:
+                        return _MISSING
+                    self.assumed.add(key)
+                return value
         return _MISSING
 
     def fail(self, key: str, problem: str) -> ConfigError:
@@ -209,6 +236,8 @@ class Reader:
         return self.size(*(keys or ("num_hidden_layers", "n_layer", "n_layers", "num_layers")), high=MAX_LAYERS)
 
     def hidden_size(self) -> int:
+        if self.has("n_embed"):  # BLOOM's and Falcon's first spelling, which their classes prefer
+            return self.size("n_embed")
         return self.size("hidden_size", "n_embd", "d_model")
 
     def vocab_size(self) -> int:

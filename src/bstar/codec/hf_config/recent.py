@@ -69,6 +69,8 @@ def minimax_m3(r: Reader) -> Decoder:
             reader, count=reader.size("num_local_experts", high=MAX_EXPERTS), top_k=reader.size("num_experts_per_tok"),
             width=reader.size("intermediate_size"), shared_width=reader.size("shared_intermediate_size"))
         reader.find("n_shared_experts", "num_shared_experts")
+        if reader.size("moe_intermediate_size", default=routed.width) != routed.width:
+            raise reader.fail("moe_intermediate_size", f"is not intermediate_size {routed.width}; they must be equal")
         return [routed if s else plain for s in sparse]
 
     return decoder(r, mixers=mixers, ffns=ffns)

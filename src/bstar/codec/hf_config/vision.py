@@ -1,4 +1,4 @@
-"""Parameter counts of vision and audio towers with their projectors, by mechanism.
+"""Parameter counts of vision towers with their projectors, by mechanism.
 
 A tower is one block of weights to bstar: it takes memory, is never streamed by a decode step and has no
 cache. So only its size is described, exactly as transformers 5.19 builds it.
@@ -6,48 +6,9 @@ cache. So only its size is described, exactly as transformers 5.19 builds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from bstar.codec.hf_config.audio import phi4_audio
 from bstar.codec.hf_config.reader import MAX_LAYERS, Reader
-
-# (the tower's config, the whole config, the text model's hidden size) -> parameters
-Tower = Callable[[Reader, Reader, int], int]
-
-
-def linear(inputs: int, outputs: int, bias: bool = True) -> int:
-    """Parameters of a linear layer."""
-    return inputs * outputs + (outputs if bias else 0)
-
-
-def square(r: Reader, key: str, *, default: int | None = None) -> int:
-    """Area of a size that is a number or a [height, width] pair."""
-    value = r.find(key)
-    if isinstance(value, list):
-        if len(value) != 2:
-            raise r.fail(key, "must be a number or a pair of numbers")
-        return r.whole(key, value[0], low=1, high=1 << 16) * r.whole(key, value[1], low=1, high=1 << 16)
-    return r.size(key, default=default, high=1 << 16) ** 2
-
-
-def _scalar(r: Reader, key: str, *, default: int | None = None) -> int:
-    """A size that may be written as a list of one or two equal numbers."""
-    value = r.find(key)
-    if isinstance(value, list) and value:
-        return r.whole(key, value[0], low=1, high=1 << 16)
-    return r.size(key, default=default, high=1 << 16)
-
-
-def _block(h: int, width: int, *, norm_bias: bool = True, attention_bias: bool = True, out_bias: bool | None = None,
-           gated: bool = False, ffn_bias: bool = True, norms: int = 2) -> int:
-    """One transformer block: norms, q k v and output, a gated or plain FFN."""
-    attention = 3 * linear(h, h, attention_bias) + linear(h, h, attention_bias if out_bias is None else out_bias)
-    ffn = (2 if gated else 1) * linear(h, width, ffn_bias) + linear(width, h, ffn_bias)
-    return attention + ffn + norms * (2 * h if norm_bias else h)
-
-
-def _depth(r: Reader, *keys: str) -> int:
-    return r.size(*keys, low=0, high=MAX_LAYERS)
-
+from bstar.codec.hf_config.towers import layer_count, linear, scalar, square, transformer_block
 
 # -- Qwen ------------------------------------------------------------------------------------------
 
@@ -55,52 +16,33 @@ def _depth(r: Reader, *keys: str) -> int:
 def qwen2_vl(r: Reader, top: Reader, text_hidden: int) -> int:
     """Qwen2-VL: plain blocks with biases; four patches merge into one token."""
     h = r.size("embed_dim")
-    patch = r.size("in_channels", "in_chans") * _scalar(r, "temporal_patch_size") * square(r, "patch_size")
+    patch = r.size("in_channels", "in_chans") * scalar(r, "temporal_patch_size") * square(r, "patch_size")
     width = int(h * r.number("mlp_ratio", default=4.0))
     merged = h * square(r, "spatial_merge_size")
     merger = 2 * h + linear(merged, merged) + linear(merged, r.size("hidden_size"))
-    return patch * h + _depth(r, "depth") * _block(h, width) + merger
+    return patch * h + layer_count(r, "depth") * transformer_block(h, width) + merger
 
 
 def qwen2_5_vl(r: Reader, top: Reader, text_hidden: int) -> int:
     """Qwen2.5-VL: RMS norms and gated FFNs."""
     h = r.size("hidden_size")
-    patch = r.size("in_channels", "in_chans") * _scalar(r, "temporal_patch_size") * square(r, "patch_size")
+    patch = r.size("in_channels", "in_chans") * scalar(r, "temporal_patch_size") * square(r, "patch_size")
     merged = h * square(r, "spatial_merge_size")
     merger = h + linear(merged, merged) + linear(merged, r.size("out_hidden_size"))
-    block = _block(h, r.size("intermediate_size"), norm_bias=False, gated=True)
-    return patch * h + _depth(r, "depth") * block + merger
+    block = transformer_block(h, r.size("intermediate_size"), norm_bias=False, gated=True)
+    return patch * h + layer_count(r, "depth") * block + merger
 
 
 def qwen3_vl(r: Reader, top: Reader, text_hidden: int) -> int:
     """Qwen3-VL, Qwen3.5: learned positions, and a further merger for each deepstack layer."""
     h, out = r.size("hidden_size"), r.size("out_hidden_size")
-    patch = r.size("in_channels") * _scalar(r, "temporal_patch_size") * square(r, "patch_size")
+    patch = r.size("in_channels") * scalar(r, "temporal_patch_size") * square(r, "patch_size")
     merged = h * square(r, "spatial_merge_size")
     projector = linear(merged, merged) + linear(merged, out)
     deep = len(r.items("deepstack_visual_indexes") or ())
     return (linear(patch, h) + r.size("num_position_embeddings") * h
-            + _depth(r, "depth") * _block(h, r.size("intermediate_size"))
+            + layer_count(r, "depth") * transformer_block(h, r.size("intermediate_size"))
             + projector + 2 * h + deep * (projector + 2 * merged))
-
-
-def qwen2_5_audio(r: Reader, text_hidden: int) -> int:
-    """Qwen2.5-Omni's audio tower: two convolutions, Whisper's layers (no bias on K), one projection."""
-    h, out = r.size("d_model"), r.size("output_dim")
-    block = _block(h, r.size("encoder_ffn_dim")) - h
-    front = linear(3 * r.size("num_mel_bins"), h) + linear(3 * h, h) + 2 * out
-    return front + _depth(r, "encoder_layers") * block + 2 * h + linear(h, out)
-
-
-def qwen3_audio(r: Reader, text_hidden: int) -> int:
-    """Qwen3-Omni's audio tower: three strided convolutions, Whisper's layers, two projections."""
-    h, out, c = r.size("d_model"), r.size("output_dim"), r.size("downsample_hidden_size")
-    bands = r.size("num_mel_bins")
-    for _ in range(3):
-        bands = (bands + 1) // 2
-    front = 10 * c + 2 * linear(9 * c, c) + c * bands * h
-    return (front + _depth(r, "encoder_layers") * _block(h, r.size("encoder_ffn_dim")) + 2 * h + linear(h, h)
-            + linear(h, out))
 
 
 # -- GLM -------------------------------------------------------------------------------------------
@@ -109,14 +51,26 @@ def qwen3_audio(r: Reader, text_hidden: int) -> int:
 def glm4v(r: Reader, top: Reader, text_hidden: int) -> int:
     """GLM-4.1V, 4.5V, 4.6V: RMS norms, gated FFNs without biases, a strided merge and a gated merger."""
     h, out = r.size("hidden_size"), r.size("out_hidden_size")
-    patch = r.size("in_channels") * _scalar(r, "temporal_patch_size") * square(r, "patch_size")
-    side = _scalar(r, "image_size") // _scalar(r, "patch_size")
+    patch = r.size("in_channels") * scalar(r, "temporal_patch_size") * square(r, "patch_size")
+    side = scalar(r, "image_size") // scalar(r, "patch_size")
     bias = r.flag("attention_bias", default=False)
-    block = _block(h, out, norm_bias=False, attention_bias=bias, out_bias=False, gated=True, ffn_bias=False)
+    block = transformer_block(h, out, norm_bias=False, attention_bias=bias, out_bias=False, gated=True, ffn_bias=False)
     width = r.size("intermediate_size")
     merger = out * out + 2 * out + 3 * out * width
     downsample = linear(h * square(r, "spatial_merge_size"), out)
-    return linear(patch, h) + side * side * h + _depth(r, "depth") * block + merger + downsample + 2 * h
+    return linear(patch, h) + side * side * h + layer_count(r, "depth") * block + merger + downsample + 2 * h
+
+
+def glm5_next(r: Reader, top: Reader, text_hidden: int) -> int:
+    """GLM5-Next's tower: norms on queries and keys, biases by switch, the merger of GLM-4V."""
+    h, out, bias = r.size("hidden_size"), r.size("out_hidden_size"), r.flag("attention_bias")
+    patch = r.size("in_channels") * scalar(r, "temporal_patch_size") * square(r, "patch_size")
+    width = r.size("intermediate_size")
+    block = transformer_block(h, width, norm_bias=False, attention_bias=bias, gated=True, ffn_bias=bias)
+    block += 2 * (h // r.size("num_heads"))
+    merger = out * out + 2 * out + 3 * out * r.size("projection_intermediate_size")
+    downsample = linear(h * square(r, "spatial_merge_size"), out)
+    return linear(patch, h) + layer_count(r, "depth") * block + merger + downsample + h
 
 
 # -- SigLIP and Gemma ------------------------------------------------------------------------------
@@ -127,9 +81,9 @@ def siglip(r: Reader, *, flat_patches: bool = False) -> int:
     h, width = r.size("hidden_size"), r.size("intermediate_size")
     patch = r.size("num_channels") * square(r, "patch_size")
     positions = (r.size("num_patches") if flat_patches
-                 else (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2)
-    depth = _depth(r, "num_hidden_layers")
-    total = linear(patch, h) + positions * h + depth * _block(h, width) + 2 * h
+                 else (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2)
+    layers = layer_count(r, "num_hidden_layers")
+    total = linear(patch, h) + positions * h + layers * transformer_block(h, width) + 2 * h
     if r.flag("vision_use_head", default=True):
         ffn = linear(h, width) + linear(width, h)
         total += h + linear(h, 3 * h) + linear(h, h) + 2 * h + ffn
@@ -151,23 +105,8 @@ def gemma4(r: Reader, top: Reader, text_hidden: int) -> int:
     attention = (linear(h, heads * dim, bias) + 2 * linear(h, kv * dim, bias) + linear(heads * dim, h, bias) + 2 * dim)
     block = attention + 3 * h * r.size("intermediate_size") + 4 * h
     patch = 3 * square(r, "patch_size")
-    return (2 * r.size("position_embedding_size") * h + patch * h + _depth(r, "num_hidden_layers") * block
+    return (2 * r.size("position_embedding_size") * h + patch * h + layer_count(r, "num_hidden_layers") * block
             + h * text_hidden)
-
-
-def gemma4_audio(r: Reader, text_hidden: int) -> int:
-    """Gemma 4's audio tower: two strided convolutions, Conformer layers, an output projection, a projector."""
-    h, kernel = r.size("hidden_size"), r.size("conv_kernel_size")
-    channels = r.numbers("subsampling_conv_channels", length=2, low=1) or [128, 32]
-    one, two = channels
-    # The first projection takes channels of both convolutions (as the class derives it).
-    front = 9 * one + one + 9 * one * two + two + one // 4 * two * h
-    ffn = 2 * h * 4 * h + 2 * h
-    attention = 5 * h * h + h // r.size("num_attention_heads")
-    convolution = 2 * h * h + h * h + kernel * h + 2 * h
-    out = r.size("output_proj_dims")
-    return (front + _depth(r, "num_hidden_layers") * (2 * ffn + attention + convolution + 3 * h)
-            + linear(h, out) + out * text_hidden)
 
 
 def phi4_multimodal(top: Reader, text_hidden: int) -> int:
@@ -176,45 +115,26 @@ def phi4_multimodal(top: Reader, text_hidden: int) -> int:
     audio = Reader(top.child("audio_config") or {}, "phi4_multimodal_audio", path="audio_config.")
     h = image.size("hidden_size")
     crop = image.size("crop_size", default=448, high=1 << 16)
-    positions = (crop // _scalar(image, "patch_size")) ** 2
-    own = (_scalar(image, "image_size", default=crop) // _scalar(image, "patch_size")) ** 2
+    positions = (crop // scalar(image, "patch_size")) ** 2
+    own = (scalar(image, "image_size", default=crop) // scalar(image, "patch_size")) ** 2
     tower = siglip(image) + (positions - own) * h
     projector = linear(h, text_hidden) + linear(text_hidden, text_hidden)
-    return tower + 2 * h + projector + _phi4_audio(audio, text_hidden)
-
-
-def _phi4_audio(r: Reader, text_hidden: int) -> int:
-    h, width, channels = r.size("hidden_size"), r.size("intermediate_size"), r.size("nemo_conv_channels")
-    halvings = r.size("time_reduction", low=2, high=1 << 10).bit_length() - 1
-    bands = r.size("input_size")
-    for _ in range(halvings):
-        bands = (bands - 1) // 2 + 1
-    front = 10 * channels + (halvings - 1) * (10 * channels + linear(channels, channels)) + linear(channels * bands, h)
-    distance = r.size("bias_max_distance")
-    buckets = distance if r.flag("bias_symmetric") else 2 * distance
-    ffn = 2 * h + linear(h, 2 * width) + linear(width, h)
-    out, separable = r.size("ext_pw_out_channel"), r.size("depthwise_separable_out_channel")
-    kernel, multiplier = r.size("kernel_size"), r.size("depthwise_multiplier")
-    convolution = (2 * h + 2 * out + linear(h, 2 * out) + h * multiplier * (kernel + 1)
-                   + linear(h * multiplier, separable) + linear(h, out))
-    block = 2 * ffn + 4 * linear(h, h) + convolution + 4 * h
-    speech = 2 * (linear(h, text_hidden) + linear(text_hidden, text_hidden))
-    return front + buckets * r.size("num_attention_heads") + _depth(r, "num_blocks") * block + speech
+    return tower + 2 * h + projector + phi4_audio(audio, text_hidden)
 
 
 def intern_vit(r: Reader, top: Reader, text_hidden: int) -> int:
     """InternViT with InternVL's own code: layer scales, biases by switch, pixel shuffle, a two-layer projector."""
     h = r.size("hidden_size")
-    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2 + 1
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2 + 1
     patch = linear(r.size("num_channels", default=3) * square(r, "patch_size"), h)
     rms = r.text("norm_type", default="rms_norm") == "rms_norm"
-    block = _block(h, r.size("intermediate_size"), norm_bias=not rms, attention_bias=r.flag("qkv_bias"),
+    block = transformer_block(h, r.size("intermediate_size"), norm_bias=not rms, attention_bias=r.flag("qkv_bias"),
                    out_bias=True) + 2 * h
     if r.flag("qk_normalization", default=False):
         block += 2 * h
     merged = h * round(1 / max(top.number("downsample_ratio", default=0.5), 1 / 64)) ** 2
     projector = 2 * merged + linear(merged, text_hidden) + linear(text_hidden, text_hidden)
-    return patch + h + positions * h + _depth(r, "num_hidden_layers") * block + projector
+    return patch + h + positions * h + layer_count(r, "num_hidden_layers") * block + projector
 
 
 # -- CLIP and SigLIP with plain projectors ---------------------------------------------------------
@@ -223,9 +143,10 @@ def intern_vit(r: Reader, top: Reader, text_hidden: int) -> int:
 def clip(r: Reader) -> int:
     """A CLIP tower: a class token, learned positions, norms before and after."""
     h = r.size("hidden_size")
-    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2 + 1
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2 + 1
     patch = r.size("num_channels") * square(r, "patch_size") * h
-    return patch + h + positions * h + 4 * h + _depth(r, "num_hidden_layers") * _block(h, r.size("intermediate_size"))
+    block = transformer_block(h, r.size("intermediate_size"))
+    return patch + h + positions * h + 4 * h + layer_count(r, "num_hidden_layers") * block
 
 
 def _any_tower(r: Reader) -> tuple[int, int]:
@@ -268,8 +189,9 @@ def lfm2_vl(r: Reader, top: Reader, text_hidden: int) -> int:
 def pixtral(r: Reader) -> int:
     """Pixtral: RMS norms, gated FFNs, no biases, rotary positions."""
     h = r.size("hidden_size")
-    block = _block(h, r.size("intermediate_size"), norm_bias=False, attention_bias=False, gated=True, ffn_bias=False)
-    return r.size("num_channels") * square(r, "patch_size") * h + h + _depth(r, "num_hidden_layers") * block
+    width = r.size("intermediate_size")
+    block = transformer_block(h, width, norm_bias=False, attention_bias=False, gated=True, ffn_bias=False)
+    return r.size("num_channels") * square(r, "patch_size") * h + h + layer_count(r, "num_hidden_layers") * block
 
 
 def mistral3(r: Reader, top: Reader, text_hidden: int) -> int:
@@ -287,7 +209,7 @@ def moonvit(r: Reader, top: Reader, text_hidden: int) -> int:
     """MoonViT of Kimi-VL and Kimi K2.5: a position grid, plain blocks with biases, a patch-merging projector."""
     h = r.size("vt_hidden_size", "hidden_size", default=1152)
     width = r.size("vt_intermediate_size", "intermediate_size", default=4304)
-    depth = r.size("vt_num_hidden_layers", "num_hidden_layers", default=27, high=MAX_LAYERS)
+    layers = r.size("vt_num_hidden_layers", "num_hidden_layers", default=27, high=MAX_LAYERS)
     grid = r.size("init_pos_emb_height", "pos_emb_height", default=64) * r.size(
         "init_pos_emb_width", "pos_emb_width", default=64)
     merge = r.find("merge_kernel_size") or [2, 2]
@@ -298,7 +220,7 @@ def moonvit(r: Reader, top: Reader, text_hidden: int) -> int:
     patch = 3 * square(r, "patch_size", default=14)
     pre_norm = top.size("projection_hidden_size", default=h)
     projector = 2 * pre_norm + linear(h * cells, h * cells) + linear(h * cells, text_hidden)
-    return linear(patch, h) + grid * h + depth * _block(h, width) + 2 * h + projector
+    return linear(patch, h) + grid * h + layers * transformer_block(h, width) + 2 * h + projector
 
 
 def minimax_m3(r: Reader, top: Reader, text_hidden: int) -> int:
@@ -311,7 +233,8 @@ def minimax_m3(r: Reader, top: Reader, text_hidden: int) -> int:
     width = top.size("projector_hidden_size", default=text_hidden)
     projector = (linear(h, width) + linear(width, text_hidden) + linear(text_hidden * side * side, width)
                  + linear(width, text_hidden))
-    return patch + 2 * h + _depth(r, "num_hidden_layers") * _block(h, r.size("intermediate_size")) + projector
+    block = transformer_block(h, r.size("intermediate_size"))
+    return patch + 2 * h + layer_count(r, "num_hidden_layers") * block + projector
 
 
 def cohere2(r: Reader, top: Reader, text_hidden: int) -> int:
@@ -326,43 +249,54 @@ def exaone4_5(r: Reader, top: Reader, text_hidden: int) -> int:
     h, heads = r.size("hidden_size"), r.size("num_heads", "num_attention_heads")
     kv = r.size("num_key_value_heads", default=heads)
     fewer = 2 * (heads - kv) * (h // heads)  # rows that K and V lack against full heads
-    return qwen2_5_vl(r, top, text_hidden) - _depth(r, "depth") * fewer * (h + 1)
+    return qwen2_5_vl(r, top, text_hidden) - layer_count(r, "depth") * fewer * (h + 1)
+
+
+def step3(r: Reader, top: Reader, text_hidden: int) -> int:
+    """Step-3's tower, as vLLM 0.32 builds it: plain blocks with biases, two convolutions, one projection."""
+    h, out = r.size("hidden_size"), r.size("output_hidden_size")
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2 + 1
+    patch = linear(r.size("num_channels", default=3) * square(r, "patch_size"), h)
+    downsample = linear(4 * h, out) + linear(9 * out, 2 * out)
+    return (patch + h + positions * h + layer_count(r, "num_hidden_layers")
+            * transformer_block(h, r.size("intermediate_size")) + downsample
+            + linear(2 * out, text_hidden, top.flag("projector_bias", default=True)))
 
 
 def step3p5(r: Reader, top: Reader, text_hidden: int) -> int:
     """Step-3.5/3.7's tower: layer scales, two strided convolutions, one projection."""
     h = r.size("width", "hidden_size")
     width = int(h * r.number("mlp_ratio", default=4.0))
-    depth = r.size("layers", "num_hidden_layers", high=MAX_LAYERS)
-    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2
+    layers = r.size("layers", "num_hidden_layers", high=MAX_LAYERS)
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2
     patch = r.size("num_channels", default=3) * square(r, "patch_size") * h
-    block = _block(h, width) + 2 * h
+    block = transformer_block(h, width) + 2 * h
     downsample = linear(9 * h, 2 * h) + linear(9 * 2 * h, 4 * h)
-    return (patch + positions * h + 2 * h + depth * block + downsample
+    return (patch + positions * h + 2 * h + layers * block + downsample
             + linear(4 * h, text_hidden, top.flag("projector_bias", default=False)))
 
 
 def llama4(r: Reader, top: Reader, text_hidden: int) -> int:
     """Llama 4's tower: a class token, plain blocks with biases, pixel shuffle, a projector without biases."""
     h, width = r.size("hidden_size"), r.size("intermediate_size")
-    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2 + 1
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2 + 1
     patch = r.size("num_channels") * square(r, "patch_size") * h
     inner, out = r.size("projector_input_dim"), r.size("projector_output_dim")
     adapter = width * inner + inner * out
-    return (patch + h + positions * h + 4 * h + _depth(r, "num_hidden_layers") * _block(h, width)
+    return (patch + h + positions * h + 4 * h + layer_count(r, "num_hidden_layers") * transformer_block(h, width)
             + adapter + r.size("vision_output_dim") * text_hidden)
 
 
 def mllama(r: Reader, top: Reader, text_hidden: int) -> int:
     """Llama 3.2 Vision's tower: local and gated global layers, tile and aspect-ratio embeddings."""
     h, width = r.size("hidden_size"), r.size("intermediate_size")
-    positions = (_scalar(r, "image_size") // _scalar(r, "patch_size")) ** 2 + 1
+    positions = (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2 + 1
     tiles = r.size("max_num_tiles", high=64)
     ratios = len(r.items("supported_aspect_ratios") or [0] * 8) + 1
-    block = _block(h, width, attention_bias=False)
+    block = transformer_block(h, width, attention_bias=False)
     embeddings = (r.size("num_channels") * square(r, "patch_size") * h + h + 1 + positions * h
                   + ratios * tiles * positions * h + 2 * (1 + ratios * tiles * h) + 4 * h)
-    layers = _depth(r, "num_hidden_layers", "attention_heads") * block + _depth(r, "num_global_layers") * (block + 2)
+    layers = layer_count(r, "num_hidden_layers") * block + layer_count(r, "num_global_layers") * (block + 2)
     return embeddings + layers + linear(r.size("vision_output_dim"), text_hidden)
 
 
@@ -371,7 +305,7 @@ def internvl(r: Reader, top: Reader, text_hidden: int) -> int:
     h, width = r.size("hidden_size"), r.size("intermediate_size")
     positions = square(r, "image_size") // square(r, "patch_size") + 1
     patch = linear(r.size("num_channels") * square(r, "patch_size"), h)
-    block = _block(h, width, attention_bias=r.flag("attention_bias"), out_bias=True) + 2 * h
+    block = transformer_block(h, width, attention_bias=r.flag("attention_bias"), out_bias=True) + 2 * h
     if r.flag("use_qk_norm", default=False):
         block += 2 * h
     norm = 0 if r.flag("use_mean_pooling", default=True) else 2 * h
@@ -379,4 +313,4 @@ def internvl(r: Reader, top: Reader, text_hidden: int) -> int:
     mask = h if r.flag("use_mask_token", default=False) else 0
     merged = h * round(1 / max(top.number("downsample_ratio", default=0.5), 1 / 64)) ** 2
     projector = 2 * merged + linear(merged, text_hidden) + linear(text_hidden, text_hidden)
-    return patch + h + table + mask + _depth(r, "num_hidden_layers") * block + norm + projector
+    return patch + h + table + mask + layer_count(r, "num_hidden_layers") * block + norm + projector

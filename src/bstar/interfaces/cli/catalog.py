@@ -177,10 +177,14 @@ def _model_row(entry: Any) -> dict[str, Any]:
 
 def _one_model(entry: Any, as_json: bool) -> None:
     if as_json:
-        output.print_json(_model_row(entry) | {"aliases": list(entry.aliases), "config": entry.config,
-                                               "hf_quant_config": entry.hf_quant_config})
+        output.print_json(_model_row(entry) | {
+            "aliases": list(entry.aliases), "confirmed": list(entry.confirmed),
+            "unconfirmed": list(entry.unconfirmed), "config": entry.config,
+            "hf_quant_config": entry.hf_quant_config})
         return
     row = _model_row(entry)
+    assumed = [output.line("assumed (only one source says it): " + ", ".join(entry.unconfirmed), style="yellow")
+               ] if entry.unconfirmed else []
     output.show(
         output.heading(entry.id, entry.hub_id),
         output.facts([
@@ -190,7 +194,9 @@ def _one_model(entry: Any, as_json: bool) -> None:
             ("longest context", f"{row['max_context']:,}" if row["max_context"] else "–", "tokens"),
             ("license", "", str(entry.license)),
             ("also called", "", ", ".join(entry.aliases)),
-            ("source", "", f"{entry.source} {entry.date}".strip())]),
+            ("source", "", f"{entry.source} {entry.date}".strip()),
+            *(("confirmed by" if n == 0 else "", "", text) for n, text in enumerate(entry.confirmed))]),
+        *assumed,
         output.line(f"everything else: bstar model {entry.id}", style="dim"))
 
 

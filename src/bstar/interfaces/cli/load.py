@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.errors import SpecError
-from bstar.interfaces.cli.params import COUNT, POSITIVE, RATE, apply
+from bstar.interfaces.cli import output
+from bstar.interfaces.cli.params import COUNT, POSITIVE, RATE, SECONDS, apply
 
 if TYPE_CHECKING:
     from bstar.specs.slo import Slo
@@ -23,9 +24,18 @@ length_options = apply(
 )
 
 prefix_options = apply(
-    click.option("--prefix-tokens", type=COUNT, metavar="N", help="Prompt tokens shared between requests."),
-    click.option("--prefix-hit-fraction", "--prefix-hit", "prefix_hit_fraction", type=float, metavar="F",
-                 help="Share of requests that find the prefix cached (0–1)."),
+    click.option("--prefix", metavar="N[,hit=F]",
+                 help="A prompt prefix of N tokens shared between requests, found cached by the share F (1)."),
+    click.option("--prefix-tokens", type=COUNT, metavar="N", hidden=True),
+    click.option("--prefix-hit-fraction", "--prefix-hit", "prefix_hit_fraction", type=float, metavar="F", hidden=True),
+)
+
+# A load for a simulation has these too; closed forms look at the steady state.
+_RUN_LENGTH = {"num_requests": "--num-requests", "duration": "--duration", "seed": "--seed"}
+run_options = apply(
+    click.option("--num-requests", type=POSITIVE, metavar="N", hidden=True),
+    click.option("--duration", type=SECONDS, metavar="T", hidden=True),
+    click.option("--seed", type=COUNT, metavar="N", hidden=True),
 )
 
 load_options = apply(
@@ -34,6 +44,7 @@ load_options = apply(
     click.option("--burstiness", type=float, metavar="F", help="Gamma shape of the gaps: 1 Poisson, below 1 burstier."),
     click.option("--concurrency", type=POSITIVE, metavar="C", help="Closed loop: clients."),
     prefix_options,
+    run_options,
 )
 
 slo_options = apply(
@@ -57,6 +68,9 @@ def take_slo(options: dict[str, Any]) -> Slo | None:
 
 def take_workload(options: dict[str, Any], *, required: bool) -> Workload | None:
     """The Workload of the options (removed from `options`); None where no lengths are given and none are required."""
+    unused = [flag for key, flag in _RUN_LENGTH.items() if options.pop(key, None) is not None]
+    if unused:
+        output.warn(f"{', '.join(unused)}: not needed, closed forms describe the steady state")
     lengths = {key: options.pop(key, None) for key in ("input_lengths", "output_lengths", "trace")}
     shape: dict[str, Any] = {}
     for name, key in (("rate", "rate_per_s"), ("concurrency", "concurrency"), ("burstiness", "burstiness"),
@@ -64,6 +78,7 @@ def take_workload(options: dict[str, Any], *, required: bool) -> Workload | None
         value = options.pop(name, None)
         if value is not None:
             shape[key] = value
+    shape |= _prefix(options.pop("prefix", None))
     if shape.get("prefix_tokens") and "prefix_hit_fraction" not in shape:
         shape["prefix_hit_fraction"] = 1.0
     trace = lengths["trace"]
@@ -84,6 +99,22 @@ def take_workload(options: dict[str, Any], *, required: bool) -> Workload | None
 
     return Workload(input_tokens=parse_lengths(lengths["input_lengths"], field="--input"),
                     output_tokens=parse_lengths(lengths["output_lengths"], field="--output"), **shape)
+
+
+def _prefix(text: str | None) -> dict[str, Any]:
+    """prefix_tokens and prefix_hit_fraction of "1000" or "1000,hit=0.8"."""
+    if text is None:
+        return {}
+    from bstar.codec.engine_values import engine_float
+    from bstar.units import parse_count
+
+    tokens, comma, rest = text.partition(",")
+    found: dict[str, Any] = {"prefix_tokens": parse_count(tokens.removeprefix("tokens="), field="--prefix")}
+    if comma:
+        if not rest.strip().startswith("hit="):
+            raise SpecError(f"--prefix: {text!r} is not a prefix; write it like 1000 or 1000,hit=0.8")
+        found["prefix_hit_fraction"] = engine_float(rest.strip().removeprefix("hit="), field="--prefix hit")
+    return found
 
 
 def _from_trace(path: Path, shape: dict[str, Any]) -> Workload:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.mechanisms import ffn_text, mixer_kind, mixer_text, positions
 from bstar.interfaces.cli.params import (
     POSITIVE,
     apply,
@@ -120,17 +120,6 @@ def _whole(value: float) -> int | float:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def mixer_kind(mixer: Any) -> str:
-    """The kind of a token mixer as people name it: softmax attention by what it sees, the rest by mechanism."""
-    if mixer.kind == "gqa":
-        if mixer.window is None:
-            return "full_attention"
-        return "chunked_attention" if mixer.chunked else "sliding_attention"
-    if mixer.kind == "mla" and mixer.indexer is not None:
-        return "sparse_mla"
-    return str(mixer.kind)
-
-
 def _layer_kinds(spec: ModelSpec) -> dict[str, int]:
     found: dict[str, int] = {}
     for group in spec.layers:
@@ -155,57 +144,14 @@ def _group(spec: ModelSpec, group: Any, kv: Any, tp: int) -> dict[str, Any]:
         "count": group.count,
         "indices": list(group.indices),
         "mixer": mixer_kind(group.mixer),
-        "mixer_detail": _mixer_text(group.mixer),
+        "mixer_detail": mixer_text(group.mixer),
         "ffn": group.ffn.kind,
-        "ffn_detail": _ffn_text(group.ffn),
+        "ffn_detail": ffn_text(group.ffn),
         "weight_format": group.formats.default.name,
         "parameters_per_layer": sum(t.parameters for t in tensors),
         "kv_bytes_per_token_per_layer": sum(entry_bytes(e, kv, tp) / e.tokens_per_entry for e in cached),
         "window": getattr(group.mixer, "window", None),
     }
-
-
-def _mixer_text(mixer: Any) -> str:
-    if mixer.kind == "gqa":
-        width = f"{mixer.head_dim}" if mixer.head_dim == mixer.v_head_dim else f"{mixer.head_dim}/{mixer.v_head_dim}"
-        shared = ", shares another layer's KV" if mixer.shares_kv else ""
-        window = f", window {mixer.window:,}" if mixer.window else ""
-        return f"{mixer.num_heads} heads, {mixer.num_kv_heads} KV × {width}{window}{shared}"
-    if mixer.kind == "mla":
-        index = f", top {mixer.indexer.top_k:,} by indexer" if mixer.indexer is not None else ""
-        return f"{mixer.num_heads} heads, latent {mixer.kv_lora_rank} + {mixer.qk_rope_head_dim}{index}"
-    if mixer.kind == "gated_delta_net":
-        return (f"{mixer.num_k_heads} K × {mixer.k_head_dim}, {mixer.num_v_heads} V × {mixer.v_head_dim}, "
-                f"conv {mixer.conv_kernel}")
-    if mixer.kind == "mamba2":
-        return f"{mixer.num_heads} heads × {mixer.head_dim}, state {mixer.state_size}, conv {mixer.conv_kernel}"
-    return ""
-
-
-def _ffn_text(ffn: Any) -> str:
-    if ffn.kind == "dense":
-        return f"{ffn.width:,}{' gated' if ffn.gated else ''}"
-    if ffn.kind == "moe":
-        shared = f" + shared {ffn.shared_width:,}" if ffn.shared_width else ""
-        dense = f" + dense {ffn.parallel_dense_width:,}" if ffn.parallel_dense_width else ""
-        return f"{ffn.top_k} of {ffn.num_experts} × {ffn.width:,}{shared}{dense}"
-    return ""
-
-
-def _ranges(indices: list[int]) -> str:
-    """ "0–2, 5, 7–9", or "every 4th from 3" for long regular patterns."""
-    if len(indices) > 2:
-        step = indices[1] - indices[0]
-        if step > 1 and all(b - a == step for a, b in pairwise(indices)):
-            return f"{indices[0]}, {indices[1]}, … {indices[-1]}"
-    runs: list[list[int]] = []
-    for i in indices:
-        if runs and i == runs[-1][1] + 1:
-            runs[-1][1] = i
-        else:
-            runs.append([i, i])
-    text = [f"{a}" if a == b else f"{a}–{b}" for a, b in runs]
-    return ", ".join(text) if len(text) <= 4 else f"{', '.join(text[:3])}, … {text[-1]}"
 
 
 def _show(sheet: dict[str, Any], units: str) -> None:
@@ -234,7 +180,7 @@ def _show(sheet: dict[str, Any], units: str) -> None:
     rows.append(("longest context", f"{sheet['max_context']:,}", "tokens"))
     groups = output.table(
         ("layers", "where", "mixer", "", "FFN", "", "weights", "KV B/token"),
-        [(str(g["count"]), _ranges(g["indices"]), g["mixer"].replace("_", " "), g["mixer_detail"], g["ffn"],
+        [(str(g["count"]), positions(g["indices"]), g["mixer"].replace("_", " "), g["mixer_detail"], g["ffn"],
           g["ffn_detail"], g["weight_format"], _per_token(g["kv_bytes_per_token_per_layer"]))
          for g in sheet["layer_groups"]],
         left=(1, 2, 3, 4, 5, 6), fold=(1, 3, 5))

@@ -22,7 +22,7 @@ section(
 )  # fmt: skip
 section("Instead of flags", "from_command", "spec_file", "save_spec", "log_file")
 section("Load", "context", "input_lengths", "output_lengths", "trace", "rate", "burstiness", "concurrency",
-        "prefix_tokens", "prefix_hit_fraction", "batch", "batches", "peak_factor", "headroom")
+        "prefix", "batch", "batches", "peak_factor", "headroom")
 section("SLO", "slo", "attainment")
 _BY_HAND = "A model by hand (replaces the config's size, or describes a model without one)"
 

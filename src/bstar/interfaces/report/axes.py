@@ -118,7 +118,7 @@ def landmark_labels(
         text = f"{LANDMARK_LABELS[name]} {batch_text(value)}"
         texts.append(f"← {text}" if value < axis.low else f"{text} →" if value > axis.high else text)
         targets.append(axis.pixel(min(max(value, axis.low), axis.high)))
-    widths = [text_width(t, size) + 6 for t in texts]
+    widths = [text_width(t, size) + 12 for t in texts]
     num_rows = max(1, math.ceil(sum(widths) / axis.length))
     places = [0.0] * len(wanted)
     for row in range(num_rows):
@@ -128,8 +128,13 @@ def landmark_labels(
             places[i] = centre
     return [
         PlacedLabel(
-            name=name, text=texts[i], batch=axis.value(targets[i]), text_batch=axis.value(places[i]), row=i % num_rows,
-            beyond=-1 if value < axis.low else 1 if value > axis.high else 0)
+            name=name,
+            text=texts[i],
+            batch=axis.value(targets[i]),
+            text_batch=axis.value(places[i]),
+            row=i % num_rows,
+            beyond=-1 if value < axis.low else 1 if value > axis.high else 0,
+        )
         for i, (value, name) in enumerate(wanted)
     ]
 

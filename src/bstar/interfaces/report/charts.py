@@ -5,21 +5,16 @@ Drawn with Altair and rendered by vl-convert without a browser or a network; bot
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bstar.errors import ConfigError, SpecError
 from bstar.interfaces.report.axes import LogAxis, batch_axis, best_time_unit, unique, value_axis
+from bstar.interfaces.report.rendering import SUFFIXES, render, write_whole
 from bstar.interfaces.report.series import LANDMARK_LABELS, CurveSeries
 
-SUFFIXES = (".png", ".svg", ".html", ".pdf", ".json")
-MAX_SERIES, MAX_SUBJECTS, MAX_CONTEXTS = 24, 8, 6
-_PNG_SCALE = 2.0
-_LESS_THAN = "\ue000"
+MAX_SERIES, MAX_SUBJECTS, MAX_CONTEXTS = 40, 10, 6
 SOFT_INK = "#555555"
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
@@ -36,8 +31,7 @@ def curve_chart(curves: Sequence[CurveSeries], path: Path | str, *, title: str |
     suffix = target.suffix.lower()
     if suffix not in SUFFIXES:
         raise SpecError(f"plot: {str(target)!r} ends in {suffix or 'nothing'!r}; use one of {', '.join(SUFFIXES)}")
-    data = _render(curve_spec(curves, title=title), suffix)
-    _write(target, data)
+    write_whole(target, render(curve_spec(curves, title=title), suffix))
 
 
 def curve_spec(curves: Sequence[CurveSeries], *, title: str | None = None) -> dict[str, Any]:
@@ -96,18 +90,39 @@ def _single(curve: CurveSeries) -> dict[str, Any]:
     per_token, per_step = best_time_unit(amortized), best_time_unit(curve.step_expected_s)
     subjects = [curve.model]
     first = amortized_panel(
-        curve, x=x, y=value_axis([a / per_token[0] for a in amortized], 270, free_px=NAMES_HEIGHT), unit=per_token,
-        title="Amortized time per output token: step time / batch", y_title=f"time per output token ({per_token[1]})")
+        curve,
+        x=x,
+        y=value_axis([a / per_token[0] for a in amortized], 270, free_px=NAMES_HEIGHT),
+        unit=per_token,
+        title="Amortized time per output token: step time / batch",
+        y_title=f"time per output token ({per_token[1]})",
+    )
     second = step_panel(
-        [curve], subjects, x=x, y=_step_axis([curve], per_step[0], 200), unit=per_step, domain=subjects,
-        colour_title="model", title="Step time: the TPOT that each user feels", y_title=f"step time ({per_step[1]})")
+        [curve],
+        subjects,
+        x=x,
+        y=_step_axis([curve], per_step[0], 200),
+        unit=per_step,
+        domain=subjects,
+        colour_title="model",
+        title="Step time: the TPOT that each user feels",
+        y_title=f"step time ({per_step[1]})",
+    )
     columns: list[Any] = [{"vconcat": [first, second], "spacing": 40}]
     if curve.has_roofline:
         roof_x, roof_y = roofline_axes([curve], width=470, height=530)
-        columns.append(roofline_panel(
-            [curve], subjects, x=roof_x, y=roof_y, domain=subjects, colour_title="model",
-            title="Roofline: points are batch sizes that fit in memory",
-            title_above=labels_height(label_rows([curve], x, tuple(LANDMARK_LABELS)))))
+        columns.append(
+            roofline_panel(
+                [curve],
+                subjects,
+                x=roof_x,
+                y=roof_y,
+                domain=subjects,
+                colour_title="model",
+                title="Roofline: points are batch sizes that fit in memory",
+                title_above=labels_height(label_rows([curve], x, tuple(LANDMARK_LABELS))),
+            )
+        )
     return {"hconcat": columns, "spacing": 45}
 
 
@@ -118,7 +133,8 @@ def _grid(curves: Sequence[CurveSeries]) -> dict[str, Any]:
     subjects, kind = _short_subjects(curves)
     domain, contexts = unique(subjects), sorted({c.context_tokens for c in curves})
     ordered = sorted(
-        zip(curves, subjects, strict=True), key=lambda pair: (domain.index(pair[1]), pair[0].context_tokens))
+        zip(curves, subjects, strict=True), key=lambda pair: (domain.index(pair[1]), pair[0].context_tokens)
+    )
     across = min(4, len(contexts) if len(contexts) > 1 else len(domain))
     x = batch_axis(curves, {1: 560.0, 2: 440.0, 3: 350.0}.get(across, 300.0))
     amortized = [v for c in curves for s in (c.step_expected_s, c.step_floor_s) for v in c.amortized_s(s)]
@@ -126,8 +142,16 @@ def _grid(curves: Sequence[CurveSeries]) -> dict[str, Any]:
     y = value_axis([v / unit[0] for v in amortized], 200, free_px=NAMES_HEIGHT)
     rows = label_rows(curves, x, names)
     batch_panels = [
-        amortized_panel(c, x=x, y=y, unit=unit, names=names, label_rows=rows, y_title=f"per output token ({unit[1]})",
-                        title=f"{s} · {c.context_tokens:,} tokens")
+        amortized_panel(
+            c,
+            x=x,
+            y=y,
+            unit=unit,
+            names=names,
+            label_rows=rows,
+            y_title=f"per output token ({unit[1]})",
+            title=f"{s} · {c.context_tokens:,} tokens",
+        )
         for c, s in ordered
     ]
     step_unit = best_time_unit(v for c in curves for v in c.step_expected_s)
@@ -135,9 +159,19 @@ def _grid(curves: Sequence[CurveSeries]) -> dict[str, Any]:
     other_panels: list[Any] = []
     for context in contexts:
         here = [(c, s) for c, s in ordered if c.context_tokens == context]
-        other_panels.append(step_panel(
-            [c for c, _ in here], [s for _, s in here], x=x, y=step_y, unit=step_unit, domain=domain, colour_title=kind,
-            title=f"Step time (TPOT) · {context:,} tokens", y_title=f"step time ({step_unit[1]})"))
+        other_panels.append(
+            step_panel(
+                [c for c, _ in here],
+                [s for _, s in here],
+                x=x,
+                y=step_y,
+                unit=step_unit,
+                domain=domain,
+                colour_title=kind,
+                title=f"Step time (TPOT) · {context:,} tokens",
+                y_title=f"step time ({step_unit[1]})",
+            )
+        )
     other_panels += _rooflines(ordered, domain, kind, width=x.length)
     return {"spacing": 40, "vconcat": [
         {"concat": panels, "columns": across, "spacing": 26} for panels in (batch_panels, other_panels)
@@ -168,8 +202,14 @@ def _rooflines(
     x, y = roofline_axes([c for members in by_roof.values() for c, _ in members], width=width, height=260)
     return [
         roofline_panel(
-            [c for c, _ in members], [s for _, s in members], x=x, y=y, domain=domain, colour_title=kind,
-            title=f"Roofline · {' · '.join(unique(_gpu(c.device) for c, _ in members))} · {key[-1]:,} tokens")
+            [c for c, _ in members],
+            [s for _, s in members],
+            x=x,
+            y=y,
+            domain=domain,
+            colour_title=kind,
+            title=f"Roofline · {' · '.join(unique(_gpu(c.device) for c, _ in members))} · {key[-1]:,} tokens",
+        )
         for key, members in by_roof.items()
     ]
 
@@ -191,19 +231,48 @@ def _document(body: dict[str, Any], heading: str, curves: Sequence[CurveSeries])
     """The whole specification: heading, styles, the panels, and their data in one place."""
     import altair as alt
 
-    notes = unique(c.note for c in curves if c.note)
+    notes = unique(part for c in curves if c.note for part in c.note.split(" · "))
     if any(c.recommended is not None for c in curves):
         notes.append("diamond: recommended max_num_seqs")
-    title = {"text": heading, "subtitle": " · ".join(notes), "anchor": "start", "fontSize": 17, "subtitleFontSize": 12,
-             "subtitleColor": SOFT_INK, "subtitleFont": FONT, "color": "#111111", "offset": 18, "limit": 1400}
-    axis = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "labelColor": "#333333",
-            "titleColor": "#333333", "domainColor": "#888888", "tickColor": "#888888", "gridColor": "#e3e3e3"}
-    config = {"font": FONT, "axis": axis, "view": {"stroke": "#bbbbbb"},
-              "legend": {"labelFontSize": 12, "titleFontSize": 12, "titleColor": "#333333"}}
+    title = {
+        "text": heading,
+        "subtitle": " · ".join(notes),
+        "anchor": "start",
+        "fontSize": 17,
+        "subtitleFontSize": 12,
+        "subtitleColor": SOFT_INK,
+        "subtitleFont": FONT,
+        "color": "#111111",
+        "offset": 18,
+        "limit": 1400,
+    }
+    axis = {
+        "labelFontSize": 11,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelColor": "#333333",
+        "titleColor": "#333333",
+        "domainColor": "#888888",
+        "tickColor": "#888888",
+        "gridColor": "#e3e3e3",
+    }
+    config = {
+        "font": FONT,
+        "axis": axis,
+        "view": {"stroke": "#bbbbbb"},
+        "legend": {"labelFontSize": 12, "titleFontSize": 12, "titleColor": "#333333"},
+    }
     datasets: dict[str, Any] = {}
     _hoist(body, datasets)
-    return {"$schema": alt.SCHEMA_URL, "title": title, "background": "white", "padding": 16, "config": config,
-            "vconcat": [body], "datasets": datasets}
+    return {
+        "$schema": alt.SCHEMA_URL,
+        "title": title,
+        "background": "white",
+        "padding": 16,
+        "config": config,
+        "vconcat": [body],
+        "datasets": datasets,
+    }
 
 
 def _hoist(node: dict[str, Any], datasets: dict[str, Any]) -> None:
@@ -214,49 +283,3 @@ def _hoist(node: dict[str, Any], datasets: dict[str, Any]) -> None:
     for key in ("vconcat", "hconcat", "concat"):
         for child in node.get(key, ()):
             _hoist(child, datasets)
-
-
-def _render(spec: dict[str, Any], suffix: str) -> bytes:
-    import vl_convert
-
-    text = json.dumps(spec, ensure_ascii=False)
-    renderers: dict[str, Callable[[], bytes | str]] = {
-        ".png": lambda: vl_convert.vegalite_to_png(text, scale=_PNG_SCALE),
-        ".svg": lambda: vl_convert.vegalite_to_svg(text),
-        ".pdf": lambda: vl_convert.vegalite_to_pdf(text),
-        ".html": lambda: _html(text),
-        ".json": lambda: json.dumps(spec, indent=1, ensure_ascii=False) + "\n",
-    }
-    data = renderers[suffix]()
-    return data.encode() if isinstance(data, str) else data
-
-
-def _html(text: str) -> str:
-    """A page with everything inside. A model called "</script>…" must stay text in the page's script.
-
-    vl-convert writes strings into the script as they are: "<" travels through it as a private-use character
-    and becomes JavaScript's own escape.
-    """
-    import vl_convert
-
-    page: str = vl_convert.vegalite_to_html(text.replace("<", _LESS_THAN), bundle=True)
-    return page.replace(_LESS_THAN, "\\u003c")
-
-
-def _write(target: Path, data: bytes) -> None:
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".part")
-    except OSError as error:
-        folder = str(target.parent)
-        raise ConfigError(f"plot: cannot write to {folder!r} ({error.strerror}); choose another place") from None
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise ConfigError(f"plot: cannot write {str(target)!r} ({error.strerror}); choose another place") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

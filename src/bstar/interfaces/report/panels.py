@@ -23,8 +23,10 @@ from bstar.interfaces.report.axes import (
 from bstar.interfaces.report.series import LANDMARK_LABELS, CurveSeries
 from bstar.units import format_seconds
 
-# Okabe and Ito's palette: told apart with every common colour blindness, and in grey by their order.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#666666")
+# Okabe and Ito's palette, then four of Tol's: told apart with the common colour blindnesses.
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#117733", "#882255", "#666666",
+)  # fmt: skip
 REGION_COLOURS = ("#56B4E9", "#009E73", "#E69F00", "#D55E00")
 INK, SOFT, FAINT = "#222222", "#555555", "#777777"
 LABEL_SIZE, NAME_SIZE = 11.0, 10.0
@@ -35,6 +37,7 @@ BATCH_TITLE = "batch (sequences per decode step)"
 
 # Pixels kept for the numbers of every y axis, so that the columns of a grid stand under each other.
 Y_EXTENT = 40
+_LEGEND_WIDTH = 700
 # Pixels under the curves for the names of the regions.
 NAMES_HEIGHT = 22
 
@@ -54,14 +57,20 @@ def as_spec(panel: Panel) -> dict[str, Any]:
     return spec
 
 
-def legend(title: str, *, symbol_size: float = 400) -> alt.Legend:
-    return alt.Legend(title=title, orient="bottom", symbolSize=symbol_size, labelLimit=500, titleLimit=500, columns=8)
+def legend(title: str, *, symbol_size: float = 400, columns: int = 8) -> alt.Legend:
+    return alt.Legend(
+        title=title, orient="bottom", symbolSize=symbol_size, labelLimit=500, titleLimit=500, columns=columns
+    )
 
 
 def subject_colour(domain: Sequence[str], title: str) -> alt.Color:
     """Colour by model or GPU; no legend where there is only one."""
+    # Long names wrap into rows, so that the legend is not wider than the panels above it.
+    columns = max(1, int(_LEGEND_WIDTH // (text_width(max(domain, key=len), LABEL_SIZE) + 40)))
     scale = alt.Scale(domain=list(domain), range=[PALETTE[i % len(PALETTE)] for i in range(len(domain))])
-    return alt.Color("subject:N", scale=scale, legend=legend(title, symbol_size=120) if len(domain) > 1 else None)
+    return alt.Color(
+        "subject:N", scale=scale, legend=legend(title, symbol_size=120, columns=columns) if len(domain) > 1 else None
+    )
 
 
 def heading_layer(text: str, *, above: float, width: float) -> alt.Chart:
@@ -73,14 +82,21 @@ def heading_layer(text: str, *, above: float, width: float) -> alt.Chart:
 
 
 def value_y(axis: LogAxis, title: str) -> alt.Y:
-    return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", domain=[axis.low, axis.high], nice=False),
-                 axis=alt.Axis(values=decimal_ticks(axis), format=",~g", gridOpacity=0.5, minExtent=Y_EXTENT))
+    return alt.Y(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type="log", domain=[axis.low, axis.high], nice=False),
+        axis=alt.Axis(values=decimal_ticks(axis), format=",~g", gridOpacity=0.5, minExtent=Y_EXTENT),
+    )
 
 
 def _x(axis: LogAxis, field: str = "batch") -> alt.X:
-    return alt.X(f"{field}:Q", title=BATCH_TITLE,
-                 scale=alt.Scale(type="log", base=2, domain=[axis.low, axis.high], nice=False),
-                 axis=alt.Axis(values=powers_of_two(axis), format=",~g", grid=False, labelFlush=False))
+    return alt.X(
+        f"{field}:Q",
+        title=BATCH_TITLE,
+        scale=alt.Scale(type="log", base=2, domain=[axis.low, axis.high], nice=False),
+        axis=alt.Axis(values=powers_of_two(axis), format=",~g", grid=False, labelFlush=False),
+    )
 
 
 def _rows(curve: CurveSeries, unit_s: float, *, amortized: bool, subject: str) -> list[dict[str, Any]]:
@@ -98,8 +114,15 @@ def _tooltip(unit: str) -> list[alt.Tooltip]:
 
 
 def amortized_panel(
-    curve: CurveSeries, *, x: LogAxis, y: LogAxis, unit: tuple[float, str], title: str, y_title: str,
-    names: Sequence[str] = tuple(LANDMARK_LABELS), label_rows: int | None = None,
+    curve: CurveSeries,
+    *,
+    x: LogAxis,
+    y: LogAxis,
+    unit: tuple[float, str],
+    title: str,
+    y_title: str,
+    names: Sequence[str] = tuple(LANDMARK_LABELS),
+    label_rows: int | None = None,
 ) -> dict[str, Any]:
     """Amortized time per output token against batch, with its regions and landmarks.
 
@@ -160,15 +183,21 @@ def _landmark_layers(labels: Sequence[PlacedLabel], x: LogAxis, height: float) -
             continue
         colour, width, dash = (INK, 1.7, [1, 0]) if strong else (SOFT, 1.1, [5, 3])
         inside = inline([{"batch": p.batch} for p in chosen if not p.beyond])
-        layers.append(alt.Chart(inside).mark_rule(color=colour, strokeWidth=width, strokeDash=dash).encode(
-            x=_x(x), y=alt.value(0), y2=alt.value(height)))
+        layers.append(
+            alt.Chart(inside)
+            .mark_rule(color=colour, strokeWidth=width, strokeDash=dash)
+            .encode(x=_x(x), y=alt.value(0), y2=alt.value(height))
+        )
         for row in sorted({p.row for p in chosen}):
             top = -LEADER_HEIGHT - ROW_HEIGHT * row
             data = inline([{"batch": p.batch, "text_batch": p.text_batch, "text": p.text, "leads": not p.beyond}
                            for p in chosen if p.row == row])  # fmt: skip
-            layers.append(alt.Chart(data).transform_filter("datum.leads").mark_rule(
-                color=colour, strokeWidth=width * 0.7).encode(
-                x=_x(x), x2="text_batch:Q", y=alt.value(0), y2=alt.value(top + 1)))
+            layers.append(
+                alt.Chart(data)
+                .transform_filter("datum.leads")
+                .mark_rule(color=colour, strokeWidth=width * 0.7)
+                .encode(x=_x(x), x2="text_batch:Q", y=alt.value(0), y2=alt.value(top + 1))
+            )
             # A white halo keeps the leader of an upper row from striking through the text.
             for halo in (True, False):
                 style: dict[str, Any] = {"stroke": "white", "strokeWidth": 3} if halo else {}
@@ -208,24 +237,39 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], at: float) -> float:
 
 
 def step_panel(
-    curves: Sequence[CurveSeries], subjects: Sequence[str], *, x: LogAxis, y: LogAxis, unit: tuple[float, str],
-    domain: Sequence[str], colour_title: str, title: str, y_title: str,
+    curves: Sequence[CurveSeries],
+    subjects: Sequence[str],
+    *,
+    x: LogAxis,
+    y: LogAxis,
+    unit: tuple[float, str],
+    domain: Sequence[str],
+    colour_title: str,
+    title: str,
+    y_title: str,
 ) -> dict[str, Any]:
     """Step time (what a user feels as TPOT once admitted) against batch, one colour per subject of `domain`."""
     rows = [r for c, s in zip(curves, subjects, strict=True) for r in _rows(c, unit[0], amortized=False, subject=s)]
     layers: list[Layer] = [
-        alt.Chart(inline(rows)).mark_line(strokeWidth=2.2, clip=True, interpolate="monotone").encode(
-            x=_x(x), y=value_y(y, y_title), tooltip=_tooltip(unit[1]), detail="series:N",
+        alt.Chart(inline(rows))
+        .mark_line(strokeWidth=2.2, clip=True, interpolate="monotone")
+        .encode(
+            x=_x(x),
+            y=value_y(y, y_title),
+            tooltip=_tooltip(unit[1]),
+            detail="series:N",
             color=subject_colour(domain, colour_title),
-            strokeDash=alt.StrokeDash("kind:N", scale=KIND_SCALE, legend=legend("time")))
+            strokeDash=alt.StrokeDash("kind:N", scale=KIND_SCALE, legend=legend("time")),
+        )
     ]
     for limit_s in sorted({c.tpot_slo_s for c in curves if c.tpot_slo_s is not None}):
         if y.low <= limit_s / unit[0] <= y.high:
             data = inline([{"value": limit_s / unit[0], "text": f"TPOT SLO {format_seconds(limit_s)}"}])
             layers += [
                 alt.Chart(data).mark_rule(color=INK, strokeDash=[2, 3], strokeWidth=1.3).encode(y=value_y(y, y_title)),
-                alt.Chart(data).mark_text(align="left", dx=5, dy=-7, fontSize=LABEL_SIZE, color=INK).encode(
-                    x=alt.value(0), y=value_y(y, y_title), text="text:N"),
+                alt.Chart(data)
+                .mark_text(align="left", dx=5, dy=-7, fontSize=LABEL_SIZE, color=INK)
+                .encode(x=alt.value(0), y=value_y(y, y_title), text="text:N"),
             ]
     layers.append(heading_layer(title, above=7, width=x.length))
     return as_spec(alt.layer(*layers).properties(width=x.length, height=y.length))

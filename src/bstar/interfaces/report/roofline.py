@@ -44,8 +44,15 @@ def roofline_axes(curves: Sequence[CurveSeries], *, width: float, height: float)
 
 
 def roofline_panel(
-    curves: Sequence[CurveSeries], subjects: Sequence[str], *, x: LogAxis, y: LogAxis, domain: Sequence[str],
-    colour_title: str, title: str, title_above: float = 7,
+    curves: Sequence[CurveSeries],
+    subjects: Sequence[str],
+    *,
+    x: LogAxis,
+    y: LogAxis,
+    domain: Sequence[str],
+    colour_title: str,
+    title: str,
+    title_above: float = 7,
 ) -> dict[str, Any]:
     """Operating points of `curves`, which share one roof (device and compute dtype), up to what fits in memory."""
     points = [p for c, s in zip(curves, subjects, strict=True) for p in _points(c, s)]
@@ -73,9 +80,12 @@ def roofline_panel(
 
 
 def _x(axis: LogAxis) -> alt.X:
-    return alt.X("intensity:Q", title="arithmetic intensity (FLOP per byte)",
-                 scale=alt.Scale(type="log", domain=[axis.low, axis.high], nice=False),
-                 axis=alt.Axis(values=decimal_ticks(axis, spacing=30), format=",~g", gridOpacity=0.5))
+    return alt.X(
+        "intensity:Q",
+        title="arithmetic intensity (FLOP per byte)",
+        scale=alt.Scale(type="log", domain=[axis.low, axis.high], nice=False),
+        axis=alt.Axis(values=decimal_ticks(axis, spacing=30), format=",~g", gridOpacity=0.5),
+    )
 
 
 def _points(curve: CurveSeries, subject: str) -> list[dict[str, Any]]:
@@ -85,10 +95,19 @@ def _points(curve: CurveSeries, subject: str) -> list[dict[str, Any]]:
         for i in range(shown):
             batch, flops = curve.batch[i], curve.step_flops[i]
             marked = kind == KINDS[0] and (i in (0, last) or _is_power_of_four(batch))
-            points.append({
-                "intensity": flops / curve.step_bytes[i], "value": flops / step_s[i] / TERA, "kind": kind,
-                "subject": subject, "series": curve.label, "order": i, "marked": marked, "labelled": False,
-                "text": batch_text(batch)})
+            points.append(
+                {
+                    "intensity": flops / curve.step_bytes[i],
+                    "value": flops / step_s[i] / TERA,
+                    "kind": kind,
+                    "subject": subject,
+                    "series": curve.label,
+                    "order": i,
+                    "marked": marked,
+                    "labelled": False,
+                    "text": batch_text(batch),
+                }
+            )
     return points
 
 

@@ -1,0 +1,64 @@
+"""From a Vega-Lite specification to a file: rendered by vl-convert without a browser or a network, written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bstar.errors import ConfigError
+
+SUFFIXES = (".png", ".svg", ".html", ".pdf", ".json")
+_PNG_SCALE = 2.0
+_LESS_THAN = "\ue000"
+
+
+def render(spec: dict[str, Any], suffix: str) -> bytes:
+    """The chart as a file of the kind that `suffix` (one of SUFFIXES) names."""
+    import vl_convert
+
+    text = json.dumps(spec, ensure_ascii=False)
+    renderers: dict[str, Callable[[], bytes | str]] = {
+        ".png": lambda: vl_convert.vegalite_to_png(text, scale=_PNG_SCALE),
+        ".svg": lambda: vl_convert.vegalite_to_svg(text),
+        ".pdf": lambda: vl_convert.vegalite_to_pdf(text),
+        ".html": lambda: _html(text),
+        ".json": lambda: json.dumps(spec, indent=1, ensure_ascii=False) + "\n",
+    }
+    data = renderers[suffix]()
+    return data.encode() if isinstance(data, str) else data
+
+
+def _html(text: str) -> str:
+    """A page with everything inside. A model called "</script>…" must stay text in the page's script.
+
+    vl-convert writes strings into the script as they are: "<" travels through it as a private-use character
+    and becomes JavaScript's own escape.
+    """
+    import vl_convert
+
+    page: str = vl_convert.vegalite_to_html(text.replace("<", _LESS_THAN), bundle=True)
+    return page.replace(_LESS_THAN, "\\u003c")
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """Write beside the target and rename, so that the file is whole or absent. Raises ConfigError."""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".part")
+    except OSError as error:
+        folder = str(target.parent)
+        raise ConfigError(f"plot: cannot write to {folder!r} ({error.strerror}); choose another place") from None
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise ConfigError(f"plot: cannot write {str(target)!r} ({error.strerror}); choose another place") from None
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
