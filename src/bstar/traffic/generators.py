@@ -198,8 +198,7 @@ def from_workload(
         return closed_loop(workload.concurrency, source, target, num_requests, seed=seed, lengths=pair, prefix=prefix)
     if workload.rate_per_s is None:
         raise SpecError("load: has neither a rate nor a concurrency; give one")
-    make = poisson if workload.burstiness == 1.0 else None
-    if make is not None:
+    if workload.burstiness == 1.0:
         return poisson(workload.rate_per_s, source, target, num_requests, duration_s=duration_s, seed=seed,
                        rescale=rescale, lengths=pair, prefix=prefix)  # fmt: skip
     return gamma(workload.rate_per_s, workload.burstiness, source, target, num_requests, duration_s=duration_s,
@@ -227,7 +226,7 @@ def as_lengths(value: Lengths, field: str) -> LengthDistribution:
     if isinstance(value, LengthDistribution):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, str, np.integer)):
-        raise SpecError(f"{field}: must be a whole number, a text like 'uniform:100-900' or a distribution, is {value!r}")
+        raise SpecError(f"{field}: needs a number, a text like uniform:100-900 or a distribution, is {value!r}")
     return parse_lengths(str(value), field=field)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,17 @@ from numpy.typing import ArrayLike
 from bstar.errors import SpecError
 from bstar.traffic.lengths import Floats, Ints
 
-_ZEROS: Ints = np.zeros(1, dtype=np.int64)
-_NONE: Ints = np.full(1, -1, dtype=np.int64)
-_NO_THINKING: Floats = np.zeros(1)
+
+def _zero() -> Ints:
+    return np.zeros(1, dtype=np.int64)
+
+
+def _none() -> Ints:
+    return np.full(1, -1, dtype=np.int64)
+
+
+def _no_time() -> Floats:
+    return np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,13 +81,13 @@ class Traffic:
     arrival_s: Floats
     input_tokens: Ints
     output_tokens: Ints
-    priority: Ints = _ZEROS
-    prefix_group: Ints = _NONE
-    prefix_tokens: Ints = _ZEROS
-    session: Ints = _NONE
-    turn: Ints = _ZEROS
-    parent: Ints = _NONE
-    think_s: Floats = _NO_THINKING
+    priority: Ints = field(default_factory=_zero)
+    prefix_group: Ints = field(default_factory=_none)
+    prefix_tokens: Ints = field(default_factory=_zero)
+    session: Ints = field(default_factory=_none)
+    turn: Ints = field(default_factory=_zero)
+    parent: Ints = field(default_factory=_none)
+    think_s: Floats = field(default_factory=_no_time)
     concurrency: int | None = None
     warmup_requests: int = 0
     block_hashes: BlockHashes | None = None

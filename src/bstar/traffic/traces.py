@@ -2,37 +2,52 @@
 
     Azure        CSV   TIMESTAMP, ContextTokens, GeneratedTokens        date and time, 100 ns digits
     BurstGPT     CSV   Timestamp, Model, Request tokens, Response tokens, …   seconds; 0 tokens = failed request
-    Mooncake     JSONL {"timestamp": ms, "input_length", "output_length", "hash_ids"}
-    own          CSV or JSONL with an input and an output column and, if there is one, an arrival column
-                 (names in `trace_rows.COLUMNS`; `_ms` in a name means milliseconds, else seconds)
+    Mooncake     JSONL {"timestamp": ms, "input_length", "output_length", "hash_ids": one for 512 tokens}
+    vLLM timed   JSONL the same keys in seconds, one hash id for 16 tokens (`vllm bench serve --dataset-name
+                 timed_trace`; the Qwen-Bailian traces, with chat_id)
+    own          CSV or JSONL with an input and an output column and, if there are any, an arrival, a priority
+                 and a session column (names in `trace_rows.COLUMNS`; `_ms` in a name means milliseconds, else
+                 seconds)
     Parquet      as own, where pyarrow is installed
 
 A trailing .gz is unpacked. A trace without arrivals has lengths only: its rate must come from elsewhere.
+Mooncake and timed traces have the same keys: whole timestamps with 512-token ids (or none) are milliseconds.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import math
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TextIO, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bstar.codec.safe_json import open_regular, shown
 from bstar.errors import ConfigError
 from bstar.specs.workload import Workload
+from bstar.traffic.joint import JointLengths, pairs
 from bstar.traffic.lengths import Floats, Ints, empirical
-from bstar.traffic.trace_rows import Form, Row, csv_rows, jsonl_rows, parquet_rows
+from bstar.traffic.load import BlockHashes
+from bstar.traffic.trace_hashes import block_hashes
+from bstar.traffic.trace_rows import (
+    Form,
+    Row,
+    TimeUnit,
+    count_of,
+    is_date,
+    parquet_rows,
+    priority_of,
+    text_rows,
+    time_of,
+)
+from bstar.units import MS
+
+__all__ = ["TimeUnit", "Trace", "read_trace"]
 
 _MAX_BYTES = 2_000_000_000
-_MAX_TOKENS = 100_000_000
+_MOONCAKE_BLOCK_TOKENS = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
@@ -40,7 +55,7 @@ class Trace:
 
     arrival_s        seconds since the first request, ascending; None: the file has no arrivals
     input_tokens, output_tokens   shape (n,), at least 1
-    format           "azure", "burstgpt", "mooncake", "csv", "jsonl" or "parquet"
+    format           "azure", "burstgpt", "mooncake", "timed", "csv", "jsonl" or "parquet"
     dropped          requests with no prompt or no answer (failures), left out
     priority, session   where the file has such columns; sessions are numbered in the order of their first request
     block_hashes     what the prompts hold, where the file says so (hash_ids)
@@ -111,89 +126,113 @@ def read_trace(
     with handle:
         if size > _MAX_BYTES:
             raise ConfigError(f"trace: {file} is larger than {_MAX_BYTES // 10**9} GB; cut it to the hours that matter")
+        def take(rows: Iterator[Row], form: Form) -> Trace:
+            return _Reading(file, form, time_unit, hash_block_tokens).of(rows)
+
         if file.suffix.lower() == ".parquet":
-            rows, form = parquet_rows(handle, file)
-            return _collect(rows, file, form)
-        return _read_text(handle, file)
+            return take(*parquet_rows(handle, file))
+        return text_rows(handle, file, take)
 
 
-def _read_text(handle: BinaryIO, file: Path) -> Trace:
-    packed = gzip.GzipFile(fileobj=handle) if file.suffix.lower() == ".gz" else handle
-    try:
-        with io.TextIOWrapper(cast(IO[bytes], packed), encoding="utf-8-sig", newline="") as stream:
-            text = _first_text(stream)
-            if text.startswith("["):
-                raise ConfigError(f"trace: {file} is one JSON array; write one JSON object a line")
-            rows, form = (jsonl_rows(stream, file) if text.startswith("{") else csv_rows(stream, file))
-            return _collect(rows, file, form)
-    except (UnicodeDecodeError, OSError, EOFError, zlib.error, csv.Error) as error:
-        raise ConfigError(f"trace: {file} is not a text trace ({error}); give CSV or JSONL, packed or not") from error
+@dataclass(slots=True)
+class _Reading:
+    """A trace being read."""
 
+    file: Path
+    form: Form
+    time_unit: TimeUnit | None
+    hash_block_tokens: int | None
+    times: list[float] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    hashes: list[list[Any]] = field(default_factory=list)
+    dropped: int = 0
+    dates: bool = False
 
-def _first_text(stream: TextIO) -> str:
-    """The first characters that are not white space; the stream is put back to its start."""
-    head = stream.read(4096).lstrip()
-    stream.seek(0)
-    return head
+    def of(self, rows: Iterator[Row]) -> Trace:
+        for row in rows:
+            self._add(row)
+        if not self.inputs:
+            raise ConfigError(f"trace: {self.file} holds no request with a prompt and an answer")
+        return self._trace()
 
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool):
-        raise ValueError
-    number = float(value)
-    if not number.is_integer() or not 0 <= number <= _MAX_TOKENS:
-        raise ValueError
-    return int(number)
-
-
-def _collect(rows: Iterator[Row], file: Path, form: Form) -> Trace:
-    times: list[float] = []
-    inputs: list[int] = []
-    outputs: list[int] = []
-    dropped = 0
-    for row in rows:
+    def _add(self, row: Row) -> None:
         try:
-            source, target = _count(row.input), _count(row.output)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"trace: {file} line {row.line}: input {shown(row.input)} and output {shown(row.output)} "
-                "must both be whole token counts of at least 0"
-            ) from None
-        if form.arrival_s is not None:
-            times.append(_time(form.arrival_s, row, file))
+            source, target = count_of(row.input), count_of(row.output)
+        except (TypeError, ValueError, OverflowError):
+            raise self._error(row, f"input {shown(row.input)} and output {shown(row.output)} "
+                                   "must both be whole token counts of at least 0") from None  # fmt: skip
+        form, time = self.form, 0.0
+        if form.clock is not None:
+            time = time_of(form.clock, row)
+            if np.isnan(time):
+                raise self._error(row, f"{shown(row.arrival)} is not an arrival time")
         if source == 0 or target == 0:
-            dropped += 1
-            if form.arrival_s is not None:
-                times.pop()
-            continue
-        inputs.append(source)
-        outputs.append(target)
-    if not inputs:
-        raise ConfigError(f"trace: {file} holds no request with a prompt and an answer")
-    return _sorted(file, form, times, inputs, outputs, dropped)
+            self.dropped += 1
+            return
+        if form.clock is not None:
+            self.dates = self.dates or (not self.times and is_date(row.arrival))
+            self.times.append(time)
+        self.inputs.append(source)
+        self.outputs.append(target)
+        if form.has_priority:
+            try:
+                self.priorities.append(priority_of(row.priority))
+            except (TypeError, ValueError, OverflowError):
+                raise self._error(row, f"priority {shown(row.priority)} is not a whole number") from None
+        if form.has_session:
+            self.sessions.append(str(row.session))
+        if form.has_hashes:
+            if not isinstance(row.hashes, list):
+                raise self._error(row, f"hash_ids {shown(row.hashes)} is not a list")
+            self.hashes.append(row.hashes)
+            self.lines.append(row.line)
+
+    def _error(self, row: Row, what: str) -> ConfigError:
+        return ConfigError(f"trace: {self.file} line {row.line}: {what}")
+
+    def _trace(self) -> Trace:
+        source = np.asarray(self.inputs, dtype=np.int64)
+        target = np.asarray(self.outputs, dtype=np.int64)
+        hashes = None
+        if self.form.has_hashes and any(self.hashes):
+            hashes = block_hashes(self.file, self.lines, source, self.hashes, self.hash_block_tokens)
+        elif self.hash_block_tokens is not None:
+            raise ConfigError(f"trace: {self.file} has no hash_ids; leave hash_block_tokens out")
+        order, arrival, form = np.arange(source.size), None, self.form.name
+        if self.form.clock is not None:
+            moments = np.asarray(self.times, dtype=np.float64)
+            order = np.argsort(moments, kind="stable")
+            unit, form = self._unit(moments, hashes)
+            arrival = moments[order] - moments[order[0]]
+            if unit == "ms":
+                arrival *= MS
+        name = self.file.name.removesuffix(".gz")
+        return Trace(
+            name=name.rpartition(".")[0] or name, format=form, arrival_s=arrival, input_tokens=source[order],
+            output_tokens=target[order], dropped=self.dropped,
+            priority=np.asarray(self.priorities, dtype=np.int64)[order] if self.form.has_priority else None,
+            session=_numbered(self.sessions, order) if self.form.has_session else None,
+            block_hashes=hashes.take(order) if hashes is not None else None,
+        )  # fmt: skip
+
+    def _unit(self, moments: Floats, hashes: BlockHashes | None) -> tuple[TimeUnit, str]:
+        """The unit of the arrivals, and the name of the format."""
+        if self.dates:
+            if self.time_unit is not None:
+                raise ConfigError(f"trace: {self.file} has dates as arrivals; leave time_unit out")
+            return "s", self.form.name
+        if self.form.unit is not None:
+            return self.time_unit or self.form.unit, self.form.name
+        whole_numbers = bool((moments == np.floor(moments)).all())
+        mooncake = whole_numbers and (hashes is None or hashes.tokens_per_block == _MOONCAKE_BLOCK_TOKENS)
+        return self.time_unit or ("ms" if mooncake else "s"), "mooncake" if mooncake else "timed"
 
 
-def _time(clock: Callable[[Any], float], row: Row, file: Path) -> float:
-    try:
-        found = clock(row.arrival)
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise ConfigError(f"trace: {file} line {row.line}: {shown(row.arrival)} is not an arrival time")
-    return found
-
-
-def _sorted(
-    file: Path, form: Form, times: list[float], inputs: list[int], outputs: list[int], dropped: int
-) -> Trace:
-    source, target = np.asarray(inputs, dtype=np.int64), np.asarray(outputs, dtype=np.int64)
-    arrival: NDArray[np.float64] | None = None
-    if form.arrival_s is not None:
-        moments = np.asarray(times, dtype=np.float64)
-        order = np.argsort(moments, kind="stable")
-        arrival, source, target = moments[order] - moments[order[0]], source[order], target[order]
-    name = file.name.removesuffix(".gz")
-    return Trace(
-        name=name.rpartition(".")[0] or name, format=form.name, arrival_s=arrival,
-        input_tokens=source, output_tokens=target, dropped=dropped,
-    )  # fmt: skip
+def _numbered(names: list[str], order: Ints) -> Ints:
+    """0, 1, … in the order of first appearance."""
+    numbers: dict[str, int] = {}
+    return np.asarray([numbers.setdefault(names[i], len(numbers)) for i in order], dtype=np.int64)
