@@ -9,7 +9,7 @@ from bstar.traffic import streams
 from bstar.traffic.arrivals import Gaps, arrivals
 from bstar.traffic.generators import Lengths, Times, as_lengths, check_rate, draw_lengths, starts
 from bstar.traffic.joint import JointLengths
-from bstar.traffic.lengths import Ints, sample
+from bstar.traffic.lengths import Floats, Ints, sample
 from bstar.traffic.load import Traffic
 from bstar.traffic.prefixes import PrefixGroups
 from bstar.traffic.times import as_times, sample_times
@@ -79,13 +79,13 @@ def sessions(
 def _prompts(added: Ints, answer: Ints, first: Ints, session: Ints) -> Ints:
     """Whole prompts: the messages and answers of the session before the turn, and the turn's message."""
     before = np.cumsum(added + answer) - (added + answer)
-    return before - before[first][session] + added
+    return np.asarray(before - before[first][session] + added, dtype=np.int64)
 
 
 def _starts(
     rate_per_s: float | None, concurrency: int | None, gaps: Gaps | None, num_sessions: int, session: Ints, turn: Ints,
     seed: int,
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:  # fmt: skip
+) -> Floats:  # fmt: skip
     """Arrivals per request: of the sessions' first turns, nan elsewhere."""
     times = np.full(session.size, np.nan)
     roots = int(np.count_nonzero(turn == 0))

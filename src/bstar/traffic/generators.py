@@ -237,7 +237,7 @@ def starts(clients: int, start: str, start_s: float, seed: int) -> Floats:
     if start == "burst":
         return np.zeros(clients)
     if start == "even":
-        return np.arange(clients) * (start_s / clients)
+        return np.arange(clients, dtype=np.float64) * (start_s / clients)
     if start == "random":
         return np.sort(streams.stream(seed, streams.START).random(clients) * start_s)
     raise SpecError(f"start: must be burst, even or random, is {start!r}")

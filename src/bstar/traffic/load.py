@@ -178,7 +178,7 @@ class Traffic:
     def take(self, index: ArrayLike) -> Traffic:
         """The requests `index`, in that order; arrivals stay as they are. Not for sessions with parents."""
         chosen = np.asarray(index, dtype=np.int64)
-        columns = {name: _pick(getattr(self, name), chosen) for name in _ARRAYS}
+        columns: dict[str, Any] = {name: _pick(getattr(self, name), chosen) for name in _ARRAYS}
         hashes = self.block_hashes.take(chosen) if self.block_hashes is not None else None
         return replace(self, **columns, block_hashes=hashes, warmup_requests=0)
 

@@ -73,6 +73,18 @@ def _compacted(running: Ints, entries: int, slots: Slots) -> int:
     return left
 
 
+@part
+def _sort_by_place(some: Ints, count: int, place: Ints) -> None:
+    """Sort the first `count` slots by their place in the running list (few, nearly always one)."""
+    for i in range(1, count):
+        slot = some[i]
+        at = i
+        while at > 0 and place[some[at - 1]] > place[slot]:
+            some[at] = some[at - 1]
+            at -= 1
+        some[at] = slot
+
+
 @entry
 def simulate(
     limits: Limits, load: Load, cost: StepCost, blocks: Blocks, out: Outcome, log: Ints, log_s: Floats,
@@ -84,6 +96,7 @@ def simulate(
     empty_step_s  seconds of a step that schedules nothing
     counters      steps, events, blocked looks at the queue, most blocks in use, decode tokens · steps
     """
+    none = np.int64(0)  # a literal 0 would compile every callee once more
     n = load.order.size
     size = limits.block_size
     seats = limits.seats
@@ -93,10 +106,10 @@ def simulate(
     unused = np.arange(capacity - 1, -1, -1)  # empty slots, a stack
     num_unused = capacity
     running = np.full(4 * capacity + 16, -1, dtype=np.int64)
-    entries = 0
-    num_running = 0
+    entries = none
+    num_running = none
     ends = np.empty(4 * capacity + 64, dtype=np.int64)
-    num_ends = 0
+    num_ends = none
     phases = np.zeros(size, dtype=np.int64)
     groups = cost.span_limit.size
     limited = False
@@ -109,30 +122,30 @@ def simulate(
     reach, growing = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.int64)
     crossing = np.full(capacity * max(groups, 1), -1, dtype=np.int64)
     crossings = np.empty(4 * crossing.size + 64 if limited else 1, dtype=np.int64)
-    num_crossings = 0
+    num_crossings = none
     x = np.zeros(cost.linear.size)
 
     known = load.prompt.copy()
     front = np.empty(n + 1 if limits.by_priority else capacity + 1, dtype=np.int64)
-    num_front = 0  # preempted requests, last in first out; by priority: all that wait, a heap of urgencies
+    num_front = none  # preempted requests, last in first out; by priority: all that wait, a heap of urgencies
     arrived, admitted, expected = 0, 0, (load.clients if load.clients else n)
     next_number = load.clients
 
     leaving = np.empty(capacity, dtype=np.int64)  # slots that end at this point in time
     done = np.empty(capacity, dtype=np.int64)  # slots in state DONE
-    num_done = 0
+    num_done = none
     victims = np.empty(capacity, dtype=np.int64)
     chunks = np.empty(capacity, dtype=np.int64)
 
     now = 0.0
     seen = 0.0  # when the step in flight was started, and the next one planned (async scheduling)
     in_flight = False
-    steps = 0
+    steps = none
     decoding, contexts = 0, 0  # slots that decode, and their tokens in the cache
     prefilling, tail = 0, -1  # slots that prefill; the last entry of the running list if it is one
     free = limits.num_blocks - 1
     blocked = False
-    logged = 0
+    logged = none
     keep_log = log.shape[0] > 0
     counters = np.zeros(8, dtype=np.int64)
     least_free = free
@@ -156,13 +169,13 @@ def simulate(
                 num_unused += 1
                 num_running -= 1
                 blocked = False
-        num_done = 0
+        num_done = none
 
         if limited:
             num_crossings = cross_spans(cost, steps, reach, growing, crossing, crossings, num_crossings)
 
         # Completions.
-        num_leaving = 0
+        num_leaving = none
         while num_ends > 0 and ends[0] >> SLOT_BITS <= steps:
             key = ends[0]
             num_ends = pop(ends, num_ends)
@@ -177,9 +190,8 @@ def simulate(
                 continue
             leaving[num_leaving] = slot
             num_leaving += 1
-        if limits.caching and num_leaving > 1:  # blocks are freed in the order of the running list
-            places = slots.place[leaving[:num_leaving]]
-            leaving[:num_leaving] = leaving[:num_leaving][np.argsort(places)]
+        if limits.caching:  # blocks are freed in the order of the running list
+            _sort_by_place(leaving, num_leaving, slots.place)
         for i in range(num_leaving):
             slot = leaving[i]
             out.finish_s[slots.request[slot]] = now
@@ -289,8 +301,7 @@ def simulate(
             computed = slots.computed[tail]
             tokens = min(min(slots.target[tail] - computed, longest), left)
             short = need + blocks_of(computed + tokens, size) - blocks_of(computed, size) > free
-        num_victims = 0
-        num_chunks = 0
+        num_victims, num_chunks = none, none
         scheduled = decoding
         if not short:
             free -= need

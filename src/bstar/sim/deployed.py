@@ -1,0 +1,60 @@
+"""A deployment as the simulator sees it: the scheduler's settings, and the step times of one engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bstar.errors import InfeasibleError
+from bstar.latency.efficiency import engine_overhead
+from bstar.latency.step_model import StepModel, step_model
+from bstar.physics.batch import BatchShape
+from bstar.physics.memory import memory_budget
+from bstar.sim.settings import SchedulerSettings
+from bstar.specs.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployedEngine:
+    """One engine of a deployment (of `replicas` equal ones behind its endpoint).
+
+    per_request_s   outside the steps: tokenizing, HTTP; before the scheduler sees the request
+    """
+
+    settings: SchedulerSettings
+    model: StepModel
+    replicas: int
+    per_request_s: float
+
+
+def deployed_engine(deployment: Deployment) -> DeployedEngine:
+    """The engine of `deployment`. Raises InfeasibleError where it would not start."""
+    engine, parallel = deployment.engine, deployment.parallel
+    budget = memory_budget(deployment)
+    if not budget.fits:
+        raise InfeasibleError(f"{deployment.model.name} does not fit: {budget.reason}", reasons=[str(budget.reason)])
+    # Several groups of layers share the pool: a token then costs a block in each, and what counts is tokens.
+    blocks = min(budget.num_blocks, budget.kv_cache_tokens // budget.block_size + 1)
+    ranks = parallel.attention_dp  # in lock step: one scheduler of as many seats and blocks
+    settings = SchedulerSettings(
+        block_size=budget.block_size, num_blocks=max(blocks, 2) * ranks, max_num_seqs=engine.max_num_seqs * ranks,
+        max_num_batched_tokens=engine.max_num_batched_tokens * ranks, max_model_len=engine.max_model_len,
+        enable_prefix_caching=engine.enable_prefix_caching, enable_chunked_prefill=engine.enable_chunked_prefill,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold, policy=engine.scheduling_policy,
+        async_scheduling=engine.async_scheduling,
+    )  # fmt: skip
+    return DeployedEngine(
+        settings=settings, model=step_model(deployment), replicas=parallel.dp,
+        per_request_s=engine_overhead(engine.name).per_request_s,
+    )  # fmt: skip
+
+
+def step_seconds(model: StepModel, shape: BatchShape) -> tuple[float, float, float]:
+    """(expected seconds of a step, seconds of its arithmetic at peak, of its weights and cache at full bandwidth).
+
+    With pipeline stages a step is one token for everybody, and each stage works on its share of the sequences.
+    """
+    if model.pipeline_stages > 1:
+        total = float(shape.count.sum())
+        shape = replace(shape, count=shape.count * (float(model.microbatch(total)) / total))
+    work = model.work_of(model.step.values(shape))
+    return float(model.times(work).total_s), float(work.light_compute.sum()), float(work.light_memory.sum())

@@ -1,0 +1,169 @@
+"""`SimResult`: what a simulated run gives, per request and in time, and the figures made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.metrics.gaps import TokenGaps
+from bstar.metrics.records import RequestRecords
+from bstar.metrics.summary import RunSummary, summarize
+from bstar.sim.series import TimeSeries, time_series
+from bstar.sim.steady import Steadiness, steadiness
+from bstar.sim.steps import StepLog
+from bstar.specs.slo import Slo
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds that the simulation itself took."""
+
+    compile_s: float = 0.0
+    simulate_s: float = 0.0
+    total_s: float = 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        return {"compile_s": self.compile_s, "simulate_s": self.simulate_s, "total_s": self.total_s}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SimResult:
+    """A simulated run. Arrays have one entry per request, in the order of the traffic.
+
+    arrival_s         when it was sent
+    scheduled_s       when it first had a place in a step
+    first_token_s, finish_s   its first and its last token; nan where it did not come to that
+    output_tokens     tokens made: fewer than asked for where max_model_len ended it, or the run was interrupted
+    num_preemptions   times it lost its cache and was computed again
+    cached_tokens     prompt tokens that the prefix cache had when it was first scheduled
+    replica           which engine served it
+    rejected          longer than the engine takes: answered with an error, not served
+    measured          counted by the metrics: neither the traffic's own warm-up nor rejected
+    steps             the run in time; None where a policy has no steps to show
+    policy            how requests were batched
+    itl_exact         whether every gap between tokens is known, or some only by their sum
+    """
+
+    arrival_s: Floats
+    scheduled_s: Floats
+    first_token_s: Floats
+    finish_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    num_preemptions: Ints
+    cached_tokens: Ints
+    replica: Ints
+    rejected: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
+    steps: StepLog
+    slo: Slo | None = None
+    open_loop: bool = True
+    concurrency: int | None = None
+    policy: str = "continuous"
+    engine: str = "reference"
+    interrupted: bool = False
+    itl_exact: bool = True
+    timing: Timing = field(default_factory=Timing)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.arrival_s.size)
+
+    @cached_property
+    def records(self) -> RequestRecords:
+        """The measured requests, for `bstar.metrics`."""
+        return RequestRecords(
+            sent_s=self.arrival_s, first_token_s=self.first_token_s, finish_s=self.finish_s,
+            input_tokens=self.input_tokens, output_tokens=self.output_tokens,
+        ).take(self.measured)  # fmt: skip
+
+    @property
+    def gaps(self) -> TokenGaps:
+        """Gaps between tokens; of all requests, the traffic's warm-up included."""
+        return self.steps.gaps
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        """The metrics of the run, against `slo`."""
+        return self.summary_for(self.slo)
+
+    def summary_for(self, slo: Slo | None) -> RunSummary:
+        """The metrics of the same run against another SLO."""
+        return summarize(self.records, self.gaps, slo)
+
+    @cached_property
+    def steadiness(self) -> Steadiness:
+        """Whether the run has a steady state, and the figures within it."""
+        return steadiness(self)
+
+    def series(self, points: int = 200) -> TimeSeries:
+        """The run at `points` equal intervals of time."""
+        return time_series(self, points)
+
+    @property
+    def ttft_s(self) -> Floats:
+        """Per request, nan where it has none."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Per request, nan where it has none."""
+        from bstar.metrics.definitions import tpot_s
+
+        return tpot_s(self.first_token_s, self.finish_s, self.output_tokens)
+
+    @property
+    def e2e_s(self) -> Floats:
+        """Per request, nan where it did not finish."""
+        return self.finish_s - self.arrival_s
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """From the first request to the last thing that happened."""
+        if not len(self) or np.isnan(self.arrival_s).all():
+            return 0.0, 0.0
+        start = float(np.nanmin(self.arrival_s))
+        last = float(self.steps.end_s.max(initial=start))
+        return start, max(last, float(np.nanmax(self.finish_s, initial=start)))
+
+    @property
+    def kv_usage(self) -> float | None:
+        """Mean over the run of the fraction of KV blocks in use."""
+        return self.steps.kv_usage(*self.span_s)
+
+    @property
+    def mean_in_flight(self) -> float:
+        """Requests in the system, averaged over the run: the integral over time, not Little's law."""
+        start, end = self.span_s
+        if end <= start:
+            return 0.0
+        come, gone = self.arrival_s, np.where(np.isnan(self.finish_s), end, self.finish_s)
+        come = come[~np.isnan(self.arrival_s) & ~self.rejected]
+        gone = gone[~np.isnan(self.arrival_s) & ~self.rejected]
+        times = np.concatenate([come, gone])
+        change = np.concatenate([np.ones(come.size), -np.ones(gone.size)])
+        order = np.argsort(times, kind="stable")
+        inside = np.cumsum(change[order])
+        return float(inside[:-1] @ np.diff(times[order])) / (end - start)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract of `bstar simulate`."""
+        steady, steps = self.steadiness, self.steps
+        return {
+            **self.summary.to_dict(),
+            "num_preemptions": int(self.num_preemptions.sum()),
+            "num_rejected": int(self.rejected.sum()),
+            "cached_tokens": int(self.cached_tokens.sum()),
+            "kv_usage": self.kv_usage, "kv_usage_max": steps.max_kv_usage(), "mbu": steps.mbu, "mfu": steps.mfu,
+            "num_steps": steps.num_steps, "mean_in_flight": self.mean_in_flight,
+            "steady_state": steady.reached, "steady": steady.to_dict(),
+            "policy": self.policy, "engine": self.engine, "itl_exact": self.itl_exact,
+            "interrupted": self.interrupted, "timing": self.timing.to_dict(), "notes": list(self.notes),
+        }  # fmt: skip
