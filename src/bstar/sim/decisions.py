@@ -51,6 +51,19 @@ def run_logged(
         return log[:used], log_s[:used], out, clock
 
 
+def run_quiet(settings: SchedulerSettings, load: Load, keys: int, cost: StepCost) -> tuple[Outcome, float]:
+    """The kernel without a log: (per-request results, the clock at the end)."""
+    out = outcome_of(len(load.prompt))
+    fresh = load._replace(order=load.order.copy(), arrival_s=load.arrival_s.copy())
+    status, request, clock, _ = simulate(
+        limits_of(settings), fresh, cost, blocks_of(settings, load, keys), out, np.zeros((0, 3), np.int64),
+        np.zeros(0), 0.0, np.inf,
+    )  # fmt: skip
+    if status != ENDED:
+        raise SpecError(f"request {request}: can never be scheduled or never ends with these settings")
+    return out, clock
+
+
 def unfold(log: Ints, log_s: Floats, block_size: int) -> list[dict[str, Any]]:
     """Steps of a log: {start_s, scheduled, preempted, free_blocks}; a run's later steps have start_s None."""
     steps: list[dict[str, Any]] = []

@@ -48,13 +48,30 @@ def deployed_engine(deployment: Deployment) -> DeployedEngine:
     )  # fmt: skip
 
 
-def step_seconds(model: StepModel, shape: BatchShape) -> tuple[float, float, float]:
-    """(expected seconds of a step, seconds of its arithmetic at peak, of its weights and cache at full bandwidth).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """Of one step: expected seconds, its FLOPs, and what arithmetic and reading alone would take at the peaks."""
+
+    seconds: float
+    flops: float
+    compute_s: float
+    memory_s: float
+
+
+def step_figures(model: StepModel, shape: BatchShape) -> StepFigures:
+    """The figures of a step of `shape`.
 
     With pipeline stages a step is one token for everybody, and each stage works on its share of the sequences.
     """
+    stages = 1.0
     if model.pipeline_stages > 1:
         total = float(shape.count.sum())
-        shape = replace(shape, count=shape.count * (float(model.microbatch(total)) / total))
-    work = model.work_of(model.step.values(shape))
-    return float(model.times(work).total_s), float(work.light_compute.sum()), float(work.light_memory.sum())
+        stages = total / float(model.microbatch(total))
+        shape = replace(shape, count=shape.count / stages)
+    values = model.step.values(shape)
+    work = model.work_of(values)
+    return StepFigures(
+        seconds=float(model.times(work).total_s), flops=stages * float((model.step.flops @ values).sum()),
+        compute_s=stages / model.pipeline_stages * float(work.light_compute.sum()),
+        memory_s=stages / model.pipeline_stages * float(work.light_memory.sum()),
+    )  # fmt: skip

@@ -1,201 +1,151 @@
-"""Requests through one engine in time, step by step, with the readable scheduler: slow, and simple to trust.
+"""Requests through the readable scheduler in time, step by step: what the kernel must reproduce, in plain words.
 
-    synchronous    plan, run, outputs; a request that arrives during a step joins the next
-    asynchronous   a step is planned when the one before it starts, so arrivals join and finished requests leave a
-                   step later; an arrival within 1e-9 (relative) of a step's start joins that step
+    synchronous    plan a step, run it, take its tokens, plan the next
+    asynchronous   while a step runs, the next one is planned: it knows the arrivals and the finished requests
+                   of the moment the running step started
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstar.errors import SpecError
-from bstar.physics.batch import BatchShape
-from bstar.sim.load_keys import block_keys
+from bstar.sim.kernel.cost import CACHED, DECODE, FIRST_SPAN, PROMPT, SEQUENCES, StepCost
+from bstar.sim.kernel.state import TIE
 from bstar.sim.replay import check_progress
 from bstar.sim.scheduler import Plan, Request, Scheduler
 from bstar.sim.settings import SchedulerSettings
-from bstar.sim.steps import StepLog, StepRows
-from bstar.traffic.load import Traffic
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Progress = Callable[[int, int, float], None]  # requests finished, of how many, the clock
-# Of a step's shape: expected seconds, at peak FLOP/s, at full bandwidth.
-StepSeconds = Callable[[BatchShape], tuple[float, float, float]]
-
-_TIE = 1.0 + 1e-9
-_REPORT_EVERY = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EngineRun:
-    """Per request, in the order of the load: seconds (nan where it did not happen) and counts; and the steps."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One scheduled step: (request, tokens) in order, who was preempted, blocks left free."""
 
-    arrival_s: Floats
+    start_s: float
+    scheduled: list[list[int]]
+    preempted: list[int]
+    free_blocks: int
+
+
+@dataclass(slots=True)
+class Times:
+    """Per request, by number; nan where it did not happen."""
+
     scheduled_s: Floats
     first_token_s: Floats
     finish_s: Floats
-    made_tokens: Ints
-    preemptions: Ints
-    cached_tokens: Ints
-    log: StepLog
-    interrupted: bool = False
+    preemptions: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]
+    steps: list[Step] = field(default_factory=list)
+    end_s: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A step that runs."""
+def simulate_stepwise(
+    settings: SchedulerSettings, requests: Sequence[Request], arrival_s: Floats, cost: StepCost, *,
+    clients: int = 0, think_s: Floats | None = None, empty_step_s: float = 0.0,
+) -> Times:  # fmt: skip
+    """Run `requests` (by rank) that arrive at `arrival_s`; with `clients` a closed loop, as in the kernel's Load."""
+    n = len(requests)
+    nan = np.full(n, np.nan)
+    times = Times(nan.copy(), nan.copy(), nan.copy(), np.zeros(n, np.int64), np.zeros(n, np.int64))
+    arrival = np.array(arrival_s, dtype=float)
+    pending = sorted(range(min(clients, n) if clients else n), key=lambda i: (arrival[i], i))
+    following = len(pending)
+    scheduler = Scheduler(settings)
+    now = seen = 0.0
+    in_flight: Plan | None = None
+    while pending or scheduler.running or scheduler.waiting:
+        if in_flight is None and not scheduler.running and not scheduler.waiting:
+            now = max(now, arrival[pending[0]])
+        planned_at = seen if in_flight is not None else now
+        while pending and arrival[pending[0]] <= planned_at * TIE:
+            scheduler.add(requests[pending.pop(0)])
+        plan = scheduler.schedule()
+        if plan.tokens or plan.preempted:
+            times.steps.append(Step(
+                now, [[r.rank, t] for r, t in plan.tokens.items()], sorted(r.rank for r in plan.preempted),
+                len(scheduler.pool.free)))  # fmt: skip
+        elif in_flight is None and not (settings.policy == "priority" and pending and not scheduler.running):
+            if scheduler.running or scheduler.waiting:
+                raise SpecError("a request can never be scheduled with these settings")
+        elif in_flight is None:
+            now = max(now, arrival[pending[0]])
+        check_progress(scheduler, plan)
+        for request in plan.tokens:
+            if np.isnan(times.scheduled_s[request.rank]):
+                times.scheduled_s[request.rank] = now
+                times.cached_tokens[request.rank] = request.cached_tokens
+        start, took = now, step_seconds(cost, plan) if plan.tokens else 0.0
+        if settings.async_scheduling:
+            ended, ended_s = in_flight or Plan({}, []), start
+            in_flight = plan if plan.tokens else None
+            seen = start
+        else:
+            ended, ended_s = plan, start + took
+        if plan.preempted and not plan.tokens and ended is not None and not ended.tokens:
+            took = empty_step_s
+        now = start + took
+        for request in ended.samples:
+            if np.isnan(times.first_token_s[request.rank]):
+                times.first_token_s[request.rank] = ended_s
+        for request in scheduler.update(ended):
+            times.finish_s[request.rank] = ended_s
+            if clients and following < n:
+                arrival[following] = ended_s + (0.0 if think_s is None else think_s[following])
+                pending.append(following)
+                pending.sort(key=lambda i: (arrival[i], i))
+                following += 1
+    for request in requests:
+        times.preemptions[request.rank] = request.preemptions
+    times.end_s = now
+    return times
 
-    plan: Plan
-    start_s: float
-    row: int
+
+def step_seconds(cost: StepCost, plan: Plan) -> float:
+    """Seconds of a step from its batch, request by request."""
+    x, reach_s, tokens = np.zeros(len(cost.linear)), 0.0, 0
+    for request, new in plan.tokens.items():
+        cached = request.computed - new
+        tokens += new
+        x[SEQUENCES] += 1
+        if cached >= request.target:
+            x[DECODE] += 1
+            for rate, limit, restarts in zip(cost.span_rate, cost.span_limit, cost.span_restarts, strict=True):
+                reach_s += rate * _sees(cached + 1, limit, bool(restarts))
+            continue
+        x[PROMPT] += new
+        x[CACHED] += cached
+        for g, (limit, restarts, gathers, stride) in enumerate(
+            zip(cost.prompt_limit, cost.prompt_restarts, cost.prompt_gathers, cost.prompt_stride, strict=True)
+        ):
+            pairs = sum(_sees(p, limit, bool(restarts)) for p in range(cached + 1, cached + new + 1))
+            keys = cached + new
+            if limit and restarts:
+                keys = min(keys, cached % limit + new)
+            elif limit:
+                keys = min(keys, new * limit if gathers else limit + new - 1)
+            x[FIRST_SPAN + 2 * g] += pairs / stride
+            x[FIRST_SPAN + 2 * g + 1] += keys / stride
+    if x[PROMPT] == 0:
+        return float(cost.decode_s[int(x[DECODE])] + reach_s)
+    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[len(plan.tokens)] + reach_s + cost.linear @ x
+    total += cost.prompt_fixed_s + (cost.decode_fixed_s if x[DECODE] else 0.0)
+    for compute, memory, base, phase in zip(
+        cost.row_compute, cost.row_memory, cost.row_base, cost.row_phase, strict=True
+    ):
+        if phase != 1 or x[DECODE]:
+            total += ((compute @ x) ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
+    return float(total)
 
 
-class ReferenceEngine:
-    """One engine and its load. `run` it once."""
-
-    def __init__(self, settings: SchedulerSettings, traffic: Traffic, seconds: StepSeconds) -> None:
-        self.settings, self.traffic, self.seconds = settings, traffic, seconds
-        self.scheduler = Scheduler(settings)
-        self.rows = StepRows()
-        n = traffic.num_requests
-        self.arrival_s = np.array(traffic.arrival_s, dtype=float)
-        self.scheduled_s, self.first_s, self.finish_s, self.last_s = (np.full(n, math.nan) for _ in range(4))
-        self.made = np.zeros(n, dtype=np.int64)
-        keys = block_keys(traffic, settings.block_size)
-        self.requests = [
-            Request(rank=r, prompt_tokens=p, output_tokens=o, priority=q, block_key=k)
-            for r, (p, o, q, k) in enumerate(zip(
-                traffic.input_tokens.tolist(), traffic.output_tokens.tolist(), traffic.priority.tolist(), keys,
-                strict=True))
-        ]  # fmt: skip
-        self.decoding: set[int] = set()
-        parents = traffic.parent.tolist()
-        self.children: dict[int, list[int]] = {}
-        for rank, parent in enumerate(parents):
-            if parent >= 0:
-                self.children.setdefault(parent, []).append(rank)
-        known = int(traffic.num_scheduled)
-        self.arrivals = [(float(self.arrival_s[r]), r) for r in range(known)]
-        self.unsent = [r for r in range(known, n) if parents[r] < 0][::-1]
-
-    def run(
-        self, *, until_s: float = math.inf, progress: Progress | None = None
-    ) -> EngineRun:
-        """Run to the end, to `until_s`, or to an interrupt (the results so far are kept)."""
-        interrupted = False
-        try:
-            self._loop(until_s, progress)
-        except KeyboardInterrupt:
-            interrupted = True
-        return EngineRun(
-            arrival_s=self.arrival_s, scheduled_s=self.scheduled_s, first_token_s=self.first_s,
-            finish_s=self.finish_s, made_tokens=self.made,
-            preemptions=np.array([r.preemptions for r in self.requests], dtype=np.int64),
-            cached_tokens=np.array([r.cached_tokens for r in self.requests], dtype=np.int64),
-            log=self.rows.log(kv_blocks=self.settings.num_blocks - 1, block_size=self.settings.block_size),
-            interrupted=interrupted,
-        )  # fmt: skip
-
-    def _loop(self, until_s: float, progress: Progress | None) -> None:
-        scheduler, pipelined = self.scheduler, self.settings.async_scheduling
-        now, flight, finished, turns = 0.0, None, 0, 0
-        while self.arrivals or scheduler.running or scheduler.waiting:
-            turns += 1
-            if progress is not None and turns % _REPORT_EVERY == 0:
-                progress(finished, len(self.requests), now)
-            if now >= until_s:
-                return
-            planned_at = flight.start_s if flight is not None else now
-            while self.arrivals and self.arrivals[0][0] <= planned_at * _TIE:
-                scheduler.add(self.requests[heapq.heappop(self.arrivals)[1]])
-            plan = scheduler.schedule()
-            check_progress(scheduler, plan)
-            self.decoding.difference_update(r.rank for r in plan.preempted)
-            following = None
-            took = 0.0
-            if plan.tokens:
-                took, row = self._start(plan, now)
-                following = _Flight(plan=plan, start_s=now, row=row)
-            elif flight is None and not plan.preempted:
-                if not self.arrivals:
-                    raise SpecError(self._stuck())
-                now = max(now, self.arrivals[0][0])
-            if pipelined:
-                ended, flight, at = flight, following, now
-            else:
-                ended, at = following, now + took
-            if ended is not None:
-                finished += self._end(ended, at)
-            now += took
-            if following is not None:
-                row = following.row
-                self._state(row, len(plan.preempted))
-
-    def _start(self, plan: Plan, now: float) -> tuple[float, int]:
-        """Run a step: its seconds and its row in the log."""
-        table, prompt = [], 0
-        for request, tokens in plan.tokens.items():
-            decodes = request.rank in self.decoding
-            prompt += 0 if decodes else tokens
-            table.append((float(tokens), float(request.computed), 1.0, not decodes))
-            if math.isnan(self.scheduled_s[request.rank]):
-                self.scheduled_s[request.rank] = now
-        took, compute_s, memory_s = self.seconds(BatchShape.from_rows(table))
-        self.decoding.update(r.rank for r in plan.samples)
-        row = self.rows.add(
-            start_s=now, steps=1, base_s=took, slope_s=0.0, made=len(plan.samples), sequences=len(plan.tokens),
-            running=0, waiting=0, used_blocks=self.settings.num_blocks - 1 - len(self.scheduler.pool.free),
-            preempted=0, prompt_tokens=prompt, compute_s=compute_s, memory_s=memory_s,
-        )  # fmt: skip
-        return took, row
-
-    def _state(self, row: int, preempted: int) -> None:
-        """Requests that run and wait, as the step's row says."""
-        fields = list(self.rows.rows[row])
-        fields[6], fields[7], fields[9] = len(self.scheduler.running), len(self.scheduler.waiting), preempted
-        self.rows.rows[row] = tuple(fields)
-
-    def _end(self, step: _Flight, now: float) -> int:
-        """Tokens of a step that has run, stamped `now`; returns how many requests finished."""
-        for request in step.plan.samples:
-            rank = request.rank
-            self.made[rank] += 1
-            if math.isnan(self.first_s[rank]):
-                self.first_s[rank] = now
-            elif self.last_s[rank] == step.start_s:
-                self.rows.regular[step.row] += 1
-            else:
-                self.rows.single_gap_s.append(now - float(self.last_s[rank]))
-            self.last_s[rank] = now
-        gone = self.scheduler.update(step.plan)
-        for request in gone:
-            self.finish_s[request.rank] = now
-            self.decoding.discard(request.rank)
-            self._answered(request.rank, now)
-        return len(gone)
-
-    def _answered(self, rank: int, now: float) -> None:
-        """Whoever waited for this answer sends its next request."""
-        children = self.children.get(rank, [])
-        following = [c for c in children if math.isnan(self.arrival_s[c])]
-        if not following and self.traffic.concurrency is not None and self.unsent:
-            following = [self.unsent.pop()]
-        for child in following:
-            self.arrival_s[child] = now + float(self.traffic.think_s[child])
-            heapq.heappush(self.arrivals, (float(self.arrival_s[child]), child))
-
-    def _stuck(self) -> str:
-        request = [*self.scheduler.running, *self.scheduler.waiting][0]
-        s = self.settings
-        return (
-            f"request {request.rank}: {request.num_tokens} tokens can never be scheduled with {s.num_blocks} blocks of "
-            f"{s.block_size} and {s.token_budget} tokens a step (max_num_batched_tokens)"
-        )
+def _sees(position: int, limit: int, restarts: bool) -> int:
+    """Tokens that the token at `position` (from 1) attends."""
+    if not limit:
+        return position
+    return (position - 1) % limit + 1 if restarts else min(position, limit)

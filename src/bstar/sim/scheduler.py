@@ -30,6 +30,7 @@ class Request:
     num_tokens: int = 0  # known: prompt and generated
     computed: int = 0  # with KV in the cache
     promised: int = 0  # sampled by a step that still runs (async scheduling)
+    target: int = 0  # known when it was admitted: the prompt it computes before it decodes
     blocks: list[int] = field(default_factory=list)
     named: int = 0  # leading blocks with a key
     preemptions: int = 0
@@ -118,7 +119,7 @@ class Scheduler:
             self.running.append(self._next_waiting())
             if not request.preemptions:
                 request.cached_tokens = cached
-            request.computed = cached
+            request.computed, request.target = cached, request.num_tokens
             plan.tokens[request] = tokens
             budget -= tokens
 

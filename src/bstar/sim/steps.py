@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 # A merged log keeps the runs of every replica; these are per run, and added up by nothing else.
 _COLUMNS = (
     "start_s", "steps", "base_s", "slope_s", "regular", "made", "sequences", "running", "waiting", "used_blocks",
-    "preempted", "prompt_tokens", "compute_s", "memory_s", "replica",
+    "preempted", "prompt_tokens", "flops", "compute_s", "memory_s", "replica",
 )  # fmt: skip
 
 
@@ -34,6 +34,7 @@ class StepLog:
     used_blocks        KV blocks that running requests hold after the last step
     preempted          requests that were preempted in its first step
     prompt_tokens      prompt tokens (and recomputed ones) in each step
+    flops              of the whole run
     compute_s, memory_s   seconds of the whole run at peak FLOP/s, and at full bandwidth (weights and cache)
     replica            which engine
     single_gap_s       gaps between tokens that are no single step, one by one
@@ -54,6 +55,7 @@ class StepLog:
     used_blocks: Ints
     preempted: Ints
     prompt_tokens: Ints
+    flops: Floats
     compute_s: Floats
     memory_s: Floats
     replica: Ints
@@ -143,7 +145,7 @@ class StepRows:
         names = [name for name in _COLUMNS if name not in ("regular", "replica")]
         table = np.array(self.rows, dtype=float).reshape(len(self.rows), len(names))
         columns: dict[str, Any] = {
-            name: table[:, i] if name.endswith("_s") else table[:, i].astype(np.int64) for i, name in enumerate(names)
+            name: table[:, i] if name.endswith("_s") or name == "flops" else table[:, i].astype(np.int64) for i, name in enumerate(names)
         }
         return StepLog(
             **columns, regular=np.array(self.regular, dtype=np.int64),

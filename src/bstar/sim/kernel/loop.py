@@ -255,7 +255,7 @@ def simulate(
             most = (ends[0] >> SLOT_BITS) - steps
             if num_crossings > 0:
                 most = min(most, (crossings[0] >> SLOT_BITS) - steps)
-            if num_done > 0 and waiting > 0:
+            if num_done > 0 and (waiting > 0 or keep_log):  # they are gone after one step
                 most = 1
             if arrived < expected and (waiting == 0 or limits.by_priority):
                 wait_s = load.arrival_s[load.order[arrived]] / TIE - now

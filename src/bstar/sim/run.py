@@ -1,0 +1,196 @@
+"""`simulate`: a load through a deployment."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.errors import SpecError
+from bstar.sim.deployed import DeployedEngine, StepFigures, deployed_engine, step_figures
+from bstar.sim.reference import EngineRun, Progress, ReferenceEngine
+from bstar.sim.result import SimResult, Timing
+from bstar.sim.steps import merged
+from bstar.specs.deployment import Deployment
+from bstar.specs.slo import Slo
+from bstar.traffic.load import Traffic, is_constant
+
+Ints = NDArray[np.int64]
+EngineChoice = Literal["auto", "kernel", "reference"]
+Policy = Callable[[DeployedEngine, Traffic, float, Progress | None], EngineRun]
+
+
+def simulate(
+    deployment: Deployment, traffic: Traffic, *, seed: int = 0, slo: Slo | None = None, policy: str = "continuous",
+    engine: EngineChoice = "auto", until_s: float = math.inf, progress: Progress | None = None,
+) -> SimResult:  # fmt: skip
+    """Every request of `traffic` through `deployment`, in simulated time.
+
+        d = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb")
+        load = bstar.traffic.poisson(rate_per_s=5, input_tokens=512, output_tokens=128, num_requests=200, seed=0)
+        bstar.simulate(d, load).summary.ttft_s.p95
+
+    seed      of the run's own draws (a router's); the load has its own
+    slo       what attainment and goodput are about
+    policy    "continuous" (the engine's), or another of `policies()`
+    engine    "kernel" (compiled), "reference" (the readable scheduler, step by step), "auto": the kernel
+    until_s   stop there
+    progress  called now and then with (requests finished, of how many, simulated seconds)
+    An interrupt (Ctrl-C) ends the run; the result then says `interrupted` and holds what happened so far.
+    Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
+    """
+    begun = time.perf_counter()
+    if policy not in _POLICIES:
+        raise SpecError(f"policy: {policy!r} is not known; use one of {', '.join(_POLICIES)}")
+    deployed = deployed_engine(deployment)
+    rejected = np.asarray(traffic.input_tokens >= deployed.settings.max_model_len)
+    kept, index = _accepted(traffic, rejected, deployed.per_request_s)
+    notes = _notes(deployment, traffic, rejected)
+    parts: list[tuple[Ints, EngineRun]] = []
+    for replica in range(deployed.replicas):
+        mine, where = _share(kept, replica, deployed.replicas)
+        if mine is None:
+            continue
+        run = _POLICIES[policy](deployed, mine, until_s, progress)
+        run = replace(run, log=replace(run.log, replica=np.full(len(run.log), replica, dtype=np.int64)))
+        parts.append((index[where], run))
+        if run.interrupted:
+            break
+    result = _gathered(traffic, rejected, parts, deployed, policy, slo, notes)
+    spent = time.perf_counter() - begun
+    return replace(result, timing=Timing(simulate_s=spent, total_s=spent))
+
+
+def policies() -> tuple[str, ...]:
+    """Names that `simulate(policy=)` takes."""
+    return tuple(_POLICIES)
+
+
+def _continuous(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
+    return ReferenceEngine(deployed.settings, load, figures_of(deployed)).run(until_s=until_s, progress=progress)
+
+
+def _unchunked(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
+    """Whole prompts only; the token budget then has to hold the longest one, as vLLM requires."""
+    s = deployed.settings
+    budget = max(s.max_num_batched_tokens, s.max_model_len)
+    settings = replace(s, enable_chunked_prefill=False, max_num_batched_tokens=budget)
+    return ReferenceEngine(settings, load, figures_of(deployed)).run(until_s=until_s, progress=progress)
+
+
+def _static(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
+    from bstar.sim.static import run_static
+
+    return run_static(deployed, load, until_s=until_s, progress=progress)
+
+
+_POLICIES: Final[dict[str, Policy]] = {"continuous": _continuous, "static": _static, "unchunked": _unchunked}
+
+
+def figures_of(deployed: DeployedEngine) -> Callable[..., StepFigures]:
+    """Step figures of a deployment's engine."""
+    model = deployed.model
+    return lambda shape: step_figures(model, shape)
+
+
+def _accepted(traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: float) -> tuple[Traffic, Ints]:
+    """The requests that the engine takes, when its scheduler sees them, and their places in the traffic."""
+    keep = ~rejected
+    if traffic.has_sessions:  # a turn whose parent is refused is never sent
+        parents = traffic.parent
+        for r in range(traffic.num_requests):
+            if parents[r] >= 0 and not keep[parents[r]]:
+                keep[r] = False
+    index = np.flatnonzero(keep)
+    if index.size == 0:
+        raise SpecError(
+            f"max_model_len: every prompt is longer than the {int(traffic.input_tokens.min()) - 1:,} tokens that fit; "
+            "raise --max-model-len or shorten the prompts")
+    moved = traffic if index.size == traffic.num_requests else _taken(traffic, index)
+    return replace(moved, arrival_s=moved.arrival_s + per_request_s, think_s=moved.think_s + per_request_s), index
+
+
+def _taken(traffic: Traffic, index: Ints) -> Traffic:
+    """Some requests of a traffic, sessions included (a turn only with its parent)."""
+    place = np.full(traffic.num_requests + 1, -1, dtype=np.int64)
+    place[index] = np.arange(index.size)
+    bare = traffic if is_constant(traffic.parent) else replace(traffic, parent=np.full(1, -1, dtype=np.int64))
+    if np.isnan(bare.arrival_s).any() and bare.concurrency is None:
+        bare = replace(bare, concurrency=1)  # while it has no parents
+    found = bare.take(index)
+    warm = int((index < traffic.warmup_requests).sum())
+    parent = traffic.parent if is_constant(traffic.parent) else place[traffic.parent[index]]
+    return replace(found, parent=parent, concurrency=traffic.concurrency, warmup_requests=min(warm, index.size - 1))
+
+
+def _share(load: Traffic, replica: int, replicas: int) -> tuple[Traffic | None, Ints]:
+    """The requests of one of several equal replicas, in turn; a conversation stays where it began."""
+    count = load.num_requests
+    if replicas == 1:
+        return load, np.arange(count)
+    owner = np.arange(count) % replicas
+    if load.has_sessions:
+        roots = np.cumsum(load.parent < 0) - 1
+        owner = roots % replicas
+        for r in np.flatnonzero(load.parent >= 0):
+            owner[r] = owner[load.parent[r]]
+    where = np.flatnonzero(owner == replica)
+    if where.size == 0:
+        return None, where
+    part = _taken(load, where)
+    if load.concurrency is not None:
+        clients = int(np.count_nonzero(~np.isnan(part.arrival_s)))
+        part = replace(part, concurrency=max(clients, 1))
+    return part, where
+
+
+def _notes(deployment: Deployment, traffic: Traffic, rejected: NDArray[np.bool_]) -> tuple[str, ...]:
+    engine, notes = deployment.engine, []
+    if engine.name != "vllm":
+        notes.append(f"{engine.name} is scheduled as vLLM does")
+    if rejected.any():
+        notes.append(f"{int(rejected.sum()):,} of {traffic.num_requests:,} prompts are not shorter than max_model_len "
+                     f"({engine.max_model_len:,}) and are refused")
+    longer = traffic.input_tokens + traffic.output_tokens > engine.max_model_len
+    cut = int((longer & ~rejected).sum())
+    if cut:
+        notes.append(f"{cut:,} answers end early at max_model_len ({engine.max_model_len:,} tokens)")
+    if engine.num_speculative_tokens:
+        notes.append("speculative decoding is not simulated: every step makes one token a sequence")
+    if deployment.parallel.dp > 1:
+        notes.append(f"{deployment.parallel.dp} replicas take requests in turn")
+    return tuple(notes)
+
+
+def _gathered(
+    traffic: Traffic, rejected: NDArray[np.bool_], parts: list[tuple[Ints, EngineRun]], deployed: DeployedEngine,
+    policy: str, slo: Slo | None, notes: tuple[str, ...],
+) -> SimResult:  # fmt: skip
+    """The runs of all replicas as one result, in the order of the traffic."""
+    n = traffic.num_requests
+    seconds = {name: np.full(n, np.nan) for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")}
+    counts = {name: np.zeros(n, dtype=np.int64) for name in ("made_tokens", "preemptions", "cached_tokens")}
+    replica = np.full(n, -1, dtype=np.int64)
+    for number, (where, run) in enumerate(parts):
+        for name, out in seconds.items():
+            out[where] = getattr(run, name)
+        for name, count in counts.items():
+            count[where] = getattr(run, name)
+        replica[where] = number
+    seconds["arrival_s"] -= deployed.per_request_s
+    given = ~np.isnan(traffic.arrival_s)
+    seconds["arrival_s"][given] = traffic.arrival_s[given]
+    measured = ~rejected & ~np.isnan(seconds["arrival_s"])
+    measured[: traffic.warmup_requests] = False
+    return SimResult(
+        **seconds, input_tokens=np.ascontiguousarray(traffic.input_tokens), output_tokens=counts["made_tokens"],
+        num_preemptions=counts["preemptions"], cached_tokens=counts["cached_tokens"], replica=replica,
+        rejected=rejected, measured=measured, steps=merged([run.log for _, run in parts]), slo=slo,
+        open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, policy=policy,
+        interrupted=any(run.interrupted for _, run in parts), notes=notes,
+    )  # fmt: skip
