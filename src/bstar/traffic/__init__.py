@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bstar.traffic.arrivals import Gaps
     from bstar.traffic.conversations import sessions
-    from bstar.traffic.generators import closed_loop, constant, from_workload, gamma, poisson, varying, weibull
+    from bstar.traffic.generators import (
+        closed_loop,
+        constant,
+        from_workload,
+        gamma,
+        poisson,
+        ramp_up,
+        varying,
+        weibull,
+    )
     from bstar.traffic.joint import JointLengths, correlated, pairs
     from bstar.traffic.load import BlockHashes, Traffic
+    from bstar.traffic.mixing import merge
     from bstar.traffic.prefixes import PrefixGroups, prefix_groups
     from bstar.traffic.rates import RateCurve
     from bstar.traffic.replay import from_trace
@@ -28,8 +38,8 @@ _NAMES = {
     "BlockHashes": "load", "Gaps": "arrivals", "JointLengths": "joint", "PrefixGroups": "prefixes",
     "RateCurve": "rates", "TimeDistribution": "times", "Trace": "traces", "Traffic": "load",
     "closed_loop": "generators", "constant": "generators", "correlated": "joint", "from_trace": "replay",
-    "from_workload": "generators", "gamma": "generators", "pairs": "joint", "poisson": "generators",
-    "prefix_groups": "prefixes", "read_trace": "traces", "sessions": "conversations", "varying": "generators",
+    "from_workload": "generators", "gamma": "generators", "merge": "mixing", "pairs": "joint", "poisson": "generators",
+    "prefix_groups": "prefixes", "ramp_up": "generators", "read_trace": "traces", "sessions": "conversations", "varying": "generators",
     "weibull": "generators",
 }  # fmt: skip
 
@@ -48,9 +58,11 @@ __all__ = [
     "from_trace",
     "from_workload",
     "gamma",
+    "merge",
     "pairs",
     "poisson",
     "prefix_groups",
+    "ramp_up",
     "read_trace",
     "sessions",
     "varying",

@@ -31,9 +31,10 @@ class Gaps:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.shape < math.inf:
+        low = 0.01 if self.kind == "weibull" else 0.0  # below, the mean overflows
+        if not low < self.shape < math.inf:
             name = "burstiness" if self.kind == "gamma" else "shape"
-            raise SpecError(f"{name}: must be positive and finite, is {self.shape}")
+            raise SpecError(f"{name}: must be above {low:g} and finite, is {self.shape}")
 
     @property
     def cv_squared(self) -> float:
@@ -75,6 +76,29 @@ def arrivals(
         times *= times.size / times[-1]
     times /= rate_per_s
     return times
+
+
+def ramp_up(
+    gaps: Gaps, start_per_s: float, end_per_s: float, rng: np.random.Generator, *, count: int,
+    strategy: Literal["linear", "exponential"] = "linear",
+) -> Floats:  # fmt: skip
+    """Arrival times with vLLM's ramp-up: the rate grows with the NUMBER of the request, not with time.
+
+    Request i of n comes a gap of mean 1/rate_i after the one before it, rate_i going from start to end along
+    a line, or in equal ratios, in i/(n - 1). Source: `_get_current_request_rate` in vLLM 0.32's serve.py
+    (`--ramp-up-strategy`), which does not rescale such arrivals. A ramp in time is `rates.ramp`.
+    """
+    for name, rate in (("start", start_per_s), ("end", end_per_s)):
+        if not 0 < rate < math.inf:
+            raise SpecError(f"ramp-up: the {name} rate must be positive and finite, is {rate}")
+    progress = np.arange(count) / max(count - 1, 1)
+    if strategy == "linear":
+        rates = start_per_s + (end_per_s - start_per_s) * progress
+    elif strategy == "exponential":
+        rates = start_per_s * (end_per_s / start_per_s) ** progress
+    else:
+        raise SpecError(f"ramp-up: the strategy is linear or exponential, is {strategy!r}")
+    return np.cumsum(gaps.draw(count, rng) / rates)
 
 
 def epochs(gaps: Gaps, rng: np.random.Generator, *, count: int | None, limit: float | None) -> Floats:

@@ -17,6 +17,7 @@ from bstar.errors import SpecError
 from bstar.specs.workload import LengthDistribution, Workload
 from bstar.traffic import streams
 from bstar.traffic.arrivals import Gaps, arrivals, epochs
+from bstar.traffic.arrivals import ramp_up as ramped
 from bstar.traffic.joint import JointLengths, pairs
 from bstar.traffic.lengths import Floats, Ints, fixed, parse_lengths, sample
 from bstar.traffic.load import Traffic
@@ -89,9 +90,8 @@ def gamma(
 
     With rescale=True it is the load of `vllm bench serve --request-rate R --burstiness F`; the rest as in `poisson`.
     """
-    gaps = Gaps(kind="constant") if burstiness == math.inf else Gaps(kind="gamma", shape=burstiness)
     return _renewal(
-        gaps, rate_per_s, num_requests, duration_s, rescale, warmup_requests,
+        _gamma_gaps(burstiness), rate_per_s, num_requests, duration_s, rescale, warmup_requests,
         f"gamma {rate_per_s:g}/s burstiness {burstiness:g}",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
@@ -152,6 +152,23 @@ def varying(
     requests = _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                          priority=priority, seed=seed)  # fmt: skip
     return requests.at(times, name=str(curve), warmup_requests=warmup_requests)
+
+
+def ramp_up(
+    start_per_s: float, end_per_s: float, input_tokens: Lengths | None = None, output_tokens: Lengths | None = None,
+    num_requests: int = 1000, *, strategy: Literal["linear", "exponential"] = "linear", burstiness: float = 1.0,
+    seed: int = 0, lengths: JointLengths | None = None, prefix: PrefixGroups | None = None, priority: int = 0,
+    warmup_requests: int = 0,
+) -> Traffic:  # fmt: skip
+    """The load of `vllm bench serve --ramp-up-strategy`: the rate grows with the number of the request.
+
+    See `bstar.traffic.arrivals.ramp_up`; a rate that grows with time is `varying("ramp:2-10,over=10min", …)`.
+    """
+    requests = _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
+                         priority=priority, seed=seed)  # fmt: skip
+    times = ramped(_gamma_gaps(burstiness), start_per_s, end_per_s, streams.stream(seed, streams.ARRIVALS),
+                   count=_whole("num_requests", num_requests), strategy=strategy)  # fmt: skip
+    return requests.at(times, name=f"ramp-up {start_per_s:g}-{end_per_s:g}/s", warmup_requests=warmup_requests)
 
 
 def closed_loop(
@@ -254,6 +271,10 @@ def _renewal(
     times = arrivals(gaps, rate, streams.stream(requests.seed, streams.ARRIVALS), count=count, duration_s=duration_s,
                      rescale=rescale)  # fmt: skip
     return requests.at(times, name=name, warmup_requests=warmup)
+
+
+def _gamma_gaps(burstiness: float) -> Gaps:
+    return Gaps(kind="constant") if burstiness == math.inf else Gaps(kind="gamma", shape=burstiness)
 
 
 def check_rate(rate_per_s: float, field: str = "rate_per_s") -> float:

@@ -14,6 +14,9 @@ from bstar.traffic import streams
 from bstar.traffic.lengths import Floats, Ints, fixed, parse_lengths, sample
 
 
+_MOST_GROUPS = 10_000_000
+
+
 class SharedPrefixes(NamedTuple):
     """Per request: its prompt length, its group (-1: none) and how many tokens the group shares."""
 
@@ -39,8 +42,8 @@ class PrefixGroups:
     added: bool = False
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise SpecError(f"prefix groups: must be at least 1, is {self.count}")
+        if not 1 <= self.count <= _MOST_GROUPS:
+            raise SpecError(f"prefix groups: must be between 1 and {_MOST_GROUPS:,}, is {self.count}")
         if not 0 <= self.popularity < math.inf:
             raise SpecError(f"prefix popularity: must be at least 0 and finite, is {self.popularity}")
         if not 0 <= self.fraction <= 1:
@@ -66,6 +69,33 @@ class PrefixGroups:
         if self.added:
             return SharedPrefixes(input_tokens + tokens, group, tokens)
         return SharedPrefixes(input_tokens, group, np.minimum(tokens, input_tokens))
+
+
+def parse_prefix_groups(text: str, *, field: str = "prefix") -> PrefixGroups:
+    """The groups of "1000", "1000,hit=0.8", "2000,groups=50,zipf=1.1" (all optional, ",added": on top of the input).
+
+    Raises SpecError or UnitError that names `field`.
+    """
+    first, *parts = [part.strip() for part in text.split(",")]
+    given: dict[str, float] = {}
+    added = "added" in parts
+    for part in parts:
+        key, sign, value = part.partition("=")
+        if part == "added":
+            continue
+        if not sign or key not in ("hit", "groups", "zipf") or key in given:
+            raise SpecError(f"{field}: {part!r} is not understood; write it like 1000,hit=0.8,groups=50,zipf=1.1,added")
+        try:
+            given[key] = float(value)
+        except ValueError:
+            raise SpecError(f"{field}: {key} must be a number, is {value!r}") from None
+    count = given.get("groups", 1.0)
+    if not count.is_integer():
+        raise SpecError(f"{field}: groups must be a whole number, is {count:g}")
+    return PrefixGroups(
+        count=int(count), tokens=parse_lengths(first.removeprefix("tokens="), field=field),
+        popularity=given.get("zipf", 0.0), fraction=given.get("hit", 1.0), added=added,
+    )  # fmt: skip
 
 
 def prefix_groups(

@@ -9,7 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, TypeVar, cast
@@ -18,6 +18,7 @@ from bstar.errors import ConfigError
 
 TimeUnit = Literal["s", "ms"]
 T = TypeVar("T")
+_ROOT = "the first request of the conversation"  # a key that no file has
 
 _MAX_TOKENS = 100_000_000
 # Column names by what they hold, lower case, words joined by "_". The first that a file has is used.
@@ -170,17 +171,24 @@ def _jsonl_rows(stream: TextIO, file: Path) -> tuple[Iterator[Row], Form]:
     columns = _columns(names, file)
     stream.seek(0)
 
+    chats = {"chat_id", "parent_chat_id"} <= set(names)
+    roots: dict[str, str] = {}
+
     def rows() -> Iterator[Row]:
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
             found = _object(line, file, number)
+            if chats:  # of a conversation, the id of its first request
+                chat, parent = str(found.get(names["chat_id"])), str(found.get(names["parent_chat_id"]))
+                found[_ROOT] = roots[chat] = roots.get(parent, chat)
             missing = [key for key in columns.present if key not in found]
             if missing:
                 raise ConfigError(f"trace: {file} line {number}: has no {missing[0]!r}")
             yield columns.row(number, found)
 
-    if {"chat_id", "parent_chat_id"} & set(names):
+    if chats:
+        columns = replace(columns, session=_ROOT)
         return rows(), columns.form("timed", _seconds)
     if "hash_ids" in names or {"input_length", "output_length", "timestamp"} <= set(names):
         return rows(), columns.form("mooncake", _seconds, None)
