@@ -38,9 +38,9 @@ _NAMES = {
     "BlockHashes": "load", "Gaps": "arrivals", "JointLengths": "joint", "PrefixGroups": "prefixes",
     "RateCurve": "rates", "TimeDistribution": "times", "Trace": "traces", "Traffic": "load",
     "closed_loop": "generators", "constant": "generators", "correlated": "joint", "from_trace": "replay",
-    "from_workload": "generators", "gamma": "generators", "merge": "mixing", "pairs": "joint", "poisson": "generators",
-    "prefix_groups": "prefixes", "ramp_up": "generators", "read_trace": "traces", "sessions": "conversations", "varying": "generators",
-    "weibull": "generators",
+    "from_workload": "generators", "gamma": "generators", "merge": "mixing", "pairs": "joint",
+    "poisson": "generators", "prefix_groups": "prefixes", "ramp_up": "generators", "read_trace": "traces",
+    "sessions": "conversations", "varying": "generators", "weibull": "generators",
 }  # fmt: skip
 
 __all__ = [

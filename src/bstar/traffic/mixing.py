@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def merge(*loads: Traffic, name: str = "") -> Traffic:
     order = np.argsort(arrival, kind="stable")  # nan last, and among themselves in their own order
     place = np.empty(order.size, dtype=np.int64)
     place[order] = np.arange(order.size)
-    columns = {}
+    columns: dict[str, Any] = {}
     for key in _COLUMNS:
         columns[key] = np.concatenate([np.ascontiguousarray(getattr(load, key)) for load in loads])[order]
     starts = np.cumsum([0] + [load.num_requests for load in loads])[:-1]

@@ -13,7 +13,6 @@ from bstar.specs.workload import LengthDistribution
 from bstar.traffic import streams
 from bstar.traffic.lengths import Floats, Ints, fixed, parse_lengths, sample
 
-
 _MOST_GROUPS = 10_000_000
 
 
