@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from bstar.errors import InputError
 from bstar.specs.slo import SLO_PRESETS, parse_slo
 from bstar.specs.workload import Workload
-from bstar.traffic.lengths import fixed, longest, normal_quantile, parse_lengths, quantile, sample
+from bstar.traffic.lengths import CHUNK, fixed, longest, normal_quantile, parse_lengths, quantile, sample
 
 TEXTS = ["512", "8k", "uniform:100-900", "normal:mean=512,cv=0.3", "normal:mean=500,std=200",
          "lognormal:mean=512,cv=1.2",
-         "lognormal:mean=512,cv=1.2,max=4096", "exponential:mean=200,min=16", "values:128,512,2048"]  # fmt: skip
+         "lognormal:mean=512,cv=1.2,max=4096", "exponential:mean=200,min=16", "values:128,512,2048",
+         "uniform:mean=512,ratio=0.2", "uniform:max=512,ratio=0.8", "zipf:alpha=1.2,max=8192",
+         "zipf:alpha=0.5,min=100,max=900"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -39,11 +41,41 @@ def test_exact_forms():
     assert parse_lengths("normal:mean=512,cv=0") == fixed(512)
 
 
+def test_range_ratios_are_those_of_the_bench_clients():
+    # vLLM 0.32: floor(mean·(1 - r)) … ceil(mean·(1 + r)); SGLang and older vLLM: int(max·r) … max.
+    ends = [(d.low, d.high) for d in map(parse_lengths, ("uniform:mean=512,ratio=0.2", "uniform:max=512,ratio=0.8",
+                                                         "uniform:mean=1,ratio=0.5", "uniform:max=8192,ratio=1"))]  # fmt: skip
+    assert ends == [(409, 615), (409, 512), (1, 2), (8192, 8192)]
+
+
+def test_zipf_is_the_law_of_its_ranks():
+    dist = parse_lengths("zipf:alpha=1.3,min=10,max=59")
+    weights = np.arange(1, 51) ** -1.3
+    expected = weights / weights.sum()
+    assert dist.mean == pytest.approx(float(np.arange(10, 60) @ expected))
+    draws = sample(dist, 200_000, np.random.default_rng(1))
+    share = np.bincount(draws, minlength=60)[10:] / 200_000
+    assert np.abs(share - expected).max() < 4.5 * np.sqrt(expected[0] / 200_000)
+    assert parse_lengths("zipf:alpha=0,max=9").cv == pytest.approx(parse_lengths("uniform:1-9").cv)
+
+
+def test_draws_come_in_pieces_that_join():
+    for text in TEXTS:
+        dist = parse_lengths(text)
+        long = sample(dist, CHUNK + 7, np.random.default_rng(2))
+        assert (long[:1000] == sample(dist, CHUNK, np.random.default_rng(2))[:1000]).all()
+        assert long.size == CHUNK + 7
+
+
 @pytest.mark.parametrize("text", ["", "abc", "-5", "0", "nan", "1e400", "uniform:9-1", "uniform:100", "uniform:0-5",
                                   "normal:cv=1", "normal:mean=5", "normal:mean=5,cv=1,std=2", "lognormal:mean=0,cv=1",
                                   "lognormal:mean=nan,cv=1", "lognormal:mean=5,cv=-1", "lognormal:mean=5,cv=1,foo=2",
                                   "lognormal:mean=5,mean=6,cv=1", "lognormal:mean=500,cv=1,min=9,max=3", "gauss:1",
-                                  "trace", "values:", "values:1,x", "exponential:mean=5,cv=2", "1e12"])  # fmt: skip
+                                  "trace", "values:", "values:1,x", "exponential:mean=5,cv=2", "1e12",
+                                  "uniform:mean=512", "uniform:ratio=0.2", "uniform:mean=512,max=600,ratio=0.2",
+                                  "uniform:mean=512,ratio=1", "uniform:max=512,ratio=2", "uniform:mean=5.5,ratio=0.1",
+                                  "zipf:alpha=1", "zipf:max=9", "zipf:alpha=-1,max=9", "zipf:alpha=1,min=9,max=3",
+                                  "zipf:alpha=1,max=1e8", "zipf:alpha=nan,max=9", "zipf:alpha=1,max=9.5"])  # fmt: skip
 def test_bad_lengths_are_one_line_that_names_the_field(text):
     with pytest.raises(InputError) as error:
         parse_lengths(text, field="input")

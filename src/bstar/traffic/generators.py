@@ -74,7 +74,7 @@ def poisson(
     Raises SpecError or UnitError that names the argument.
     """
     return _renewal(
-        Gaps(), rate_per_s, num_requests, duration_s, rescale, warmup_requests, f"poisson {rate_per_s:g}/s",
+        Gaps(), rate_per_s, num_requests, duration_s, rescale, warmup_requests, f"poisson {rate_per_s}/s",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
     )  # fmt: skip
@@ -92,7 +92,7 @@ def gamma(
     """
     return _renewal(
         _gamma_gaps(burstiness), rate_per_s, num_requests, duration_s, rescale, warmup_requests,
-        f"gamma {rate_per_s:g}/s burstiness {burstiness:g}",
+        f"gamma {rate_per_s}/s burstiness {burstiness}",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
     )  # fmt: skip
@@ -107,7 +107,7 @@ def weibull(
     """Weibull gaps of that shape (1 is Poisson, below 1 burstier); the rest as in `poisson`."""
     return _renewal(
         Gaps(kind="weibull", shape=shape), rate_per_s, num_requests, duration_s, rescale, warmup_requests,
-        f"weibull {rate_per_s:g}/s shape {shape:g}",
+        f"weibull {rate_per_s}/s shape {shape}",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def constant(
     """Evenly spaced requests, the first at 1/rate; the rest as in `poisson`."""
     return _renewal(
         Gaps(kind="constant"), rate_per_s, num_requests, duration_s, False, warmup_requests,
-        f"constant {rate_per_s:g}/s",
+        f"constant {rate_per_s}/s",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
     )  # fmt: skip
@@ -168,7 +168,7 @@ def ramp_up(
                          priority=priority, seed=seed)  # fmt: skip
     times = ramped(_gamma_gaps(burstiness), start_per_s, end_per_s, streams.stream(seed, streams.ARRIVALS),
                    count=_whole("num_requests", num_requests), strategy=strategy)  # fmt: skip
-    return requests.at(times, name=f"ramp-up {start_per_s:g}-{end_per_s:g}/s", warmup_requests=warmup_requests)
+    return requests.at(times, name=f"ramp-up {start_per_s}-{end_per_s}/s", warmup_requests=warmup_requests)
 
 
 def closed_loop(

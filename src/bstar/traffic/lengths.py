@@ -130,9 +130,7 @@ def curve(kind: LengthKind, mean: float, cv: float, *, low: int = 0, high: int =
         location = math.log(mean) - spread * spread / 2
     else:
         location, spread = mean, mean * cv
-    raw = LengthDistribution(
-        kind=kind, mean=mean, cv=cv, low=low, high=high, location=location, spread=spread
-    )
+    raw = LengthDistribution(kind=kind, mean=mean, cv=cv, low=low, high=high, location=location, spread=spread)
     if low <= 1 and not high and (kind != "normal" or cv <= 0.3):
         return raw  # nothing of weight is clipped: keep the stated moments exactly
     draws = quantile(raw, (np.arange(_MOMENT_POINTS) + 0.5) / _MOMENT_POINTS)

@@ -20,6 +20,8 @@ from bstar.units import parse_rate, parse_seconds
 FORMS = "step:0s=2,10min=8 · ramp:2-10,over=10min · spike:base=2,peak=20,at=60s,for=10s · diurnal:mean=5,peak=10"
 _HOUR_S, _DAY_S = 3600.0, 86400.0
 _NEWTON_ROUNDS = 60
+# Points closer than this are one time, and a jump.
+_JUMP_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ class RateCurve:
             raise SpecError("rate: the times of a curve are ascending from 0")
         if self.period_s and times[-1] > self.period_s:
             raise SpecError("rate: a repeating curve has its points inside its period")
-        if not rates.any():
+        _, values, _, area = self._pieces()
+        if (area[-1] <= 0 and values[-1] <= 0) or (self.period_s and self._period_area() <= 0):
             raise SpecError("rate: the curve is 0 everywhere; give it a positive rate")
 
     def __str__(self) -> str:
@@ -115,7 +118,8 @@ class RateCurve:
         rates = np.asarray((self.rates_per_s[0], *self.rates_per_s) if self.times_s[0] > 0 else self.rates_per_s,
                            dtype=np.float64)  # fmt: skip
         widths = np.diff(times)
-        kept = widths > 0
+        kept = widths > _JUMP_S
+        widths = np.where(kept, widths, 0.0)
         slopes = np.divide(np.diff(rates), widths, out=np.zeros_like(widths), where=kept)
         area = np.concatenate(([0.0], np.cumsum(widths * (rates[:-1] + rates[1:]) / 2)))
         last = np.ones(1, dtype=bool)

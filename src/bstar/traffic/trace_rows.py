@@ -35,7 +35,6 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request as the file spells it; None for what the file has no column for."""
@@ -240,7 +239,7 @@ def _clock(value: Any) -> float:
         return value.timestamp()
     whole, dot, rest = str(value).strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    moment = datetime.fromisoformat(whole + rest[len(digits):])
+    moment = datetime.fromisoformat(whole + rest[len(digits) :])
     # A fixed epoch instead of the local time zone: only differences matter, and they must not jump in March.
     origin = datetime(2000, 1, 1, tzinfo=moment.tzinfo)
     return (moment - origin).total_seconds() + (float(f"0.{digits}") if dot and digits else 0.0)

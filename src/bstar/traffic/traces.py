@@ -112,9 +112,7 @@ class Trace:
         )
 
 
-def read_trace(
-    path: str | Path, *, time_unit: TimeUnit | None = None, hash_block_tokens: int | None = None
-) -> Trace:
+def read_trace(path: str | Path, *, time_unit: TimeUnit | None = None, hash_block_tokens: int | None = None) -> Trace:
     """The requests of a trace file, sorted by arrival.
 
     time_unit           "s" or "ms" for arrivals that are numbers, where detection is not to decide
@@ -126,6 +124,7 @@ def read_trace(
     with handle:
         if size > _MAX_BYTES:
             raise ConfigError(f"trace: {file} is larger than {_MAX_BYTES // 10**9} GB; cut it to the hours that matter")
+
         def take(rows: Iterator[Row], form: Form) -> Trace:
             return _Reading(file, form, time_unit, hash_block_tokens).of(rows)
 
