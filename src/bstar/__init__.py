@@ -14,12 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bstar import catalog, codec, errors, latency, physics, planning, queueing, specs, traffic, units
+    from bstar import catalog, codec, errors, latency, metrics, physics, planning, queueing, sim, specs, traffic, units
     from bstar.codec.resolve import resolve_model as model
     from bstar.interfaces.deployments import deployment
     from bstar.physics.memory import memory_budget as memory
     from bstar.planning.plan import plan
     from bstar.planning.sheet import explain
+    from bstar.sim.run import simulate
     from bstar.specs.deployment import Deployment
     from bstar.specs.model import ModelSpec
     from bstar.specs.parallel import ParallelSpec
@@ -35,13 +36,15 @@ _NAMES: dict[str, tuple[str, str]] = {
     "memory": ("bstar.physics.memory", "memory_budget"),
     "explain": ("bstar.planning.sheet", "explain"),
     "plan": ("bstar.planning.plan", "plan"),
+    "simulate": ("bstar.sim.run", "simulate"),
     "Deployment": ("bstar.specs.deployment", "Deployment"),
     "ModelSpec": ("bstar.specs.model", "ModelSpec"),
     "ParallelSpec": ("bstar.specs.parallel", "ParallelSpec"),
     "Slo": ("bstar.specs.slo", "Slo"),
     "Workload": ("bstar.specs.workload", "Workload"),
 }
-_ROOMS = ("catalog", "codec", "errors", "latency", "physics", "planning", "queueing", "specs", "traffic", "units")
+_ROOMS = ("catalog", "codec", "errors", "latency", "metrics", "physics", "planning", "queueing", "sim", "specs",
+          "traffic", "units")
 
 __all__ = [
     "Deployment",
@@ -57,11 +60,14 @@ __all__ = [
     "explain",
     "latency",
     "memory",
+    "metrics",
     "model",
     "physics",
     "plan",
     "planning",
     "queueing",
+    "sim",
+    "simulate",
     "specs",
     "traffic",
     "units",

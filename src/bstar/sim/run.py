@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.sim.deployed import DeployedEngine, StepFigures, deployed_engine, step_figures
-from bstar.sim.reference import EngineRun, Progress, ReferenceEngine
+from bstar.sim.stepwise import EngineRun, Progress, ReferenceEngine
 from bstar.sim.result import SimResult, Timing
 from bstar.sim.steps import merged
 from bstar.specs.deployment import Deployment

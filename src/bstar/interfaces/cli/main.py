@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": ("explain", "explain", "The physics sheet: every landmark and time with its formula."),
     "curve": ("curve", "curve", "The batch curve: step time and throughput from batch 1 to beyond memory."),
     "plan": ("plan", "plan", "How many GPUs, which, split how, at what cost, for a load and an SLO."),
+    "simulate": ("simulate", "simulate", "What users would feel under a load: every request through the scheduler."),
     "catalog": ("catalog", "catalog", "The models, devices and engines that bstar knows, with sources."),
     "completion": ("completion", "completion", "Print a shell completion script (bash, zsh, fish)."),
 }

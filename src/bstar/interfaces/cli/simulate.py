@@ -1,0 +1,269 @@
+"""`bstar simulate`: a load through a deployment, request by request, and what its users would feel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError
+from bstar.interfaces.cli import output
+from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
+from bstar.interfaces.cli.load import slo_options, take_slo
+from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option
+from bstar.interfaces.cli.sections import SectionedCommand, section
+from bstar.interfaces.cli.traffic import build_traffic, describe_traffic, take_traffic, traffic_options
+from bstar.units import format_seconds
+
+if TYPE_CHECKING:
+    from bstar.metrics.distribution import Distribution
+    from bstar.sim.compare import Comparison
+    from bstar.sim.replicate import Replications
+    from bstar.sim.result import SimResult
+    from bstar.sim.stepwise import Progress
+    from bstar.specs.deployment import Deployment
+    from bstar.specs.slo import Slo
+    from bstar.traffic.load import Traffic
+
+_EPILOG = """\b
+Examples:
+  bstar simulate llama-3.1-8b --gpu h100 --input 900 --output 200 --rate 6 --slo ttft=500ms,tpot=25ms
+  bstar simulate llama-3.1-8b --gpu h100 --input lognormal:mean=900,cv=1.1 --output 200 --concurrency 64
+  bstar simulate llama-3.1-8b --gpu h100 --trace AzureLLMInferenceTrace_conv.csv --requests-out requests.parquet
+  bstar simulate llama-3.1-8b --gpu h100 --input 900 --output 200 --rate 6 --compare static,continuous
+  bstar simulate llama-3.1-8b --gpu h100 --input 900 --output 200 --rate 6 --trace-out run.json   # ui.perfetto.dev
+Ctrl-C ends the run and prints what happened so far.
+"""
+
+section("Load", "rate_curve", "think", "num_requests", "duration", "warmup_requests", "seed")
+
+# A bar appears where the run takes longer than this.
+_SILENT_S = 1.0
+
+
+@click.command("simulate", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
+@apply(
+    deploy_options, traffic_options, slo_options,
+    click.option("--policy", default="continuous", show_default=True, metavar="NAME",
+                 help="How requests are batched: continuous (the engine's own), unchunked, static."),
+    click.option("--compare", metavar="A,B[,…]",
+                 help="Serve the same requests in several ways, and print the gain over the first."),
+    click.option("--replications", type=POSITIVE, default=1, show_default=True, metavar="N",
+                 help="Independent runs with seeds N apart, for confidence intervals."),
+    click.option("--requests-out", type=click.Path(path_type=Path), metavar="FILE",
+                 help="Every request as .parquet, .csv, .jsonl or .json."),
+    click.option("--trace-out", type=click.Path(path_type=Path), metavar="FILE",
+                 help="Every step and request as a Chrome trace (.json), for ui.perfetto.dev."),
+    click.option("--series-points", type=POSITIVE, metavar="N",
+                 help="With --json: the run in time, as N intervals (key series)."),
+    json_option,
+)
+def simulate(model_name: str | None, policy: str, compare: str | None, replications: int, requests_out: Path | None,
+             trace_out: Path | None, series_points: int | None, as_json: bool, **options: Any) -> None:
+    """Simulate an engine's scheduler, step by step, under a load: latencies, throughput, goodput, preemptions."""
+    from bstar.sim.export import check_request_path, check_trace_path, write_requests, write_trace
+    from bstar.sim.run import simulate as simulated
+
+    built = take_deployment(model_name, options)
+    slo = take_slo(options)
+    load, given = take_traffic(options)
+    if requests_out is not None:
+        check_request_path(requests_out)
+    if trace_out is not None:
+        check_trace_path(trace_out)
+    if compare is not None:
+        if requests_out is not None or trace_out is not None or replications > 1:
+            raise SpecError("--compare: prints the gain alone; leave --requests-out, --trace-out and --replications out")
+        _compare(built, load, slo, compare, as_json)
+        return
+
+    def run(number: int) -> SimResult:
+        seed = given["seed"] + number
+        sent = load if number == 0 else build_traffic(given, seed=seed)
+        with _progress(f"run {number + 1} of {replications}" if replications > 1 else "requests") as report:
+            return simulated(built, sent, seed=seed, slo=slo, policy=policy, progress=report)
+
+    several: Replications | None = None
+    if replications > 1:
+        from bstar.sim.replicate import replicate
+
+        several = replicate(run, replications)
+        result = several.results[0]
+    else:
+        result = run(0)
+    if requests_out is not None:
+        write_requests(result, requests_out)
+    if trace_out is not None:
+        write_trace(result, trace_out)
+    if as_json:
+        sheet = result.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)}
+        if several is not None:
+            sheet["replications"] = several.to_dict()
+        if series_points is not None:
+            sheet["series"] = result.series(series_points).to_dict()
+        output.print_json(sheet)
+        return
+    _show(built, load, result, several)
+    for path in (requests_out, trace_out):
+        if path is not None:
+            output.warn(f"wrote {path}")
+
+
+def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, as_json: bool) -> None:
+    from bstar.sim.compare import Comparison, serve_as, wanted_names
+
+    wanted = wanted_names(names.split(","))
+    results = []
+    for name in wanted:
+        with _progress(name) as report:
+            results.append(serve_as(built, load, name, slo=slo, progress=report))
+    comparison = Comparison(names=wanted, results=tuple(results))
+    if as_json:
+        output.print_json(
+            comparison.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)})
+        return
+    _show_comparison(built, load, comparison)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Progress | None]:
+    """A bar on stderr in a terminal, once the run has taken a while; None elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    begun, shown = time.perf_counter(), 0.0
+
+    def report(done: int, total: int, clock_s: float) -> None:
+        nonlocal shown
+        now = time.perf_counter()
+        if now - begun < _SILENT_S or now - shown < 0.1:
+            return
+        shown = now
+        filled = round(30 * done / max(total, 1))
+        click.echo(f"\r{what} [{'#' * filled}{'.' * (30 - filled)}] {done:,} of {total:,} · "
+                   f"{format_seconds(clock_s)} simulated ", nl=False, err=True)
+
+    try:
+        yield report
+    finally:
+        if shown:
+            click.echo("\r" + " " * 100 + "\r", nl=False, err=True)
+
+
+def _show(built: Deployment, load: Traffic, result: SimResult, several: Replications | None) -> None:
+    steady, summary = result.steadiness, result.summary
+    parts: list[Any] = [
+        output.heading(built.model.name, headline(built)),
+        output.line(f"  {load.name}: {summary.num_finished:,} of {summary.num_requests:,} requests, "
+                    f"{load.mean_input_tokens:,.0f} in / {load.mean_output_tokens:,.0f} out, "
+                    f"{format_seconds(summary.duration_s)} simulated in {format_seconds(result.timing.total_s)}"),
+    ]
+    if result.interrupted:
+        parts.append(output.line("interrupted: what happened so far", style="yellow"))
+    if steady.message is not None:
+        parts.append(output.line(steady.message, style="bold red" if steady.overload_fraction else "yellow"))
+    parts += [output.table(("", "mean", "p50", "p95", "p99", "max", "± of mean"), _latency_rows(result, several)),
+              output.facts(_facts(result)), output.line("")]
+    parts += _pictures(result)
+    parts += [output.line("note: " + n, style="dim") for n in result.notes]
+    output.show(*parts)
+
+
+def _latency_rows(result: SimResult, several: Replications | None) -> list[tuple[str, ...]]:
+    """A row for each latency; the last column is the half width of a 95 % interval of the mean."""
+    summary, intervals = result.summary, result.steadiness.intervals
+    if several is not None:
+        intervals = several.intervals
+    rows = []
+    for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s")):
+        values: Distribution = getattr(summary, name)
+        interval = intervals.get(f"{name}.mean")
+        width = None if interval is None else interval.relative_half_width
+        rows.append((label, *(format_seconds(v) for v in (values.mean, values.p50, values.p95, values.p99, values.max)),
+                     "" if width is None else f"{width:.1%}"))
+    return rows
+
+
+def _facts(result: SimResult) -> list[tuple[str, ...]]:
+    summary, steps = result.summary, result.steps
+    facts: list[tuple[str, ...]] = [
+        ("output", f"{summary.output_tokens_per_s:,.0f} tok/s",
+         f"{summary.requests_per_s:,.3g} requests/s, {summary.total_tokens_per_s:,.0f} tok/s with prompts"),
+    ]
+    if summary.slo is not None and not summary.slo.is_empty:
+        verdict = "met" if summary.meets_slo else "missed"
+        facts.append(("SLO", f"{summary.slo_attainment_fraction:.2%}",
+                      f"{verdict} ({summary.slo.attainment_fraction:.4g} asked); goodput "
+                      f"{summary.goodput_requests_per_s:,.3g} requests/s"))
+    facts += [
+        ("in flight", f"{result.mean_in_flight:,.1f}", f"mean; {steps.num_steps:,} steps, "
+         f"{format_seconds(steps.busy_s / max(steps.num_steps, 1))} each"),
+        ("KV cache", _percent(result.kv_usage), f"mean in use, {steps.max_kv_usage():.1%} at most; "
+         f"{int(result.num_preemptions.sum()):,} preemptions, {int(result.cached_tokens.sum()):,} prompt tokens found "
+         "cached"),
+        ("MBU, MFU", f"{_percent(steps.mbu)}, {_percent(steps.mfu)}", "of bandwidth and of peak arithmetic, while busy"),
+    ]
+    return facts
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _pictures(result: SimResult) -> list[Any]:
+    """What ran, waited and was held over time, a character an interval."""
+    series = result.series(72)
+    rows = (("running", series.running, "{:,.0f}"), ("waiting", series.waiting, "{:,.0f}"),
+            ("KV in use", series.kv_usage, "{:.0%}"), ("tok/s", series.output_tokens_per_s, "{:,.0f}"))
+    return [output.line(f"  {label:<10}{_sparkline(values)}  {form.format(float(values.max()))} at most", style="dim")
+            for label, values, form in rows if values.max() > 0]
+
+
+def _sparkline(values: Any) -> str:
+    most = float(values.max())
+    return "".join(" ▁▂▃▄▅▆▇█"[min(8, round(8 * float(v) / most))] if most > 0 else " " for v in values)
+
+
+def _show_comparison(built: Deployment, load: Traffic, comparison: Comparison) -> None:
+    from bstar.metrics.definitions import METRICS
+
+    rows = []
+    for name in comparison.rows:
+        metric, _, part = name.partition(".")
+        found = METRICS[metric]
+        cells = []
+        for i in range(len(comparison.names)):
+            value = comparison.figure(i, name)
+            cells.append(_figure(value, found.unit))
+            if i:
+                gain = comparison.gain(i, name)
+                cells.append("" if gain is None else f"{gain:,.3g}×")
+        rows.append((f"{found.label} {part}".strip(), *cells))
+    columns = ["", comparison.names[0]]
+    for name in comparison.names[1:]:
+        columns += [name, "better"]
+    parts: list[Any] = [
+        output.heading(built.model.name, headline(built)),
+        output.line(f"  {load.name}: the same {load.num_requests:,} requests, {load.mean_input_tokens:,.0f} in / "
+                    f"{load.mean_output_tokens:,.0f} out"),
+        output.table(columns, rows),
+        output.line(f"better: times as good as {comparison.names[0]} (more per second, or less time)", style="dim"),
+    ]
+    for name, result in zip(comparison.names, comparison.results, strict=True):
+        if result.steadiness.message is not None:
+            parts.append(output.line(f"{name}: {result.steadiness.message}", style="yellow"))
+    output.show(*parts)
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    if unit == "s":
+        return format_seconds(value)
+    return f"{value:.2%}" if unit == "" else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
