@@ -144,8 +144,14 @@ def test_joint_lengths():
         assert np.corrcoef(*logs)[0, 1] == pytest.approx(correlation, abs=0.02)
         assert load.mean_input_tokens == pytest.approx(500, rel=0.03)
         assert load.output_tokens.std() == pytest.approx(50, rel=0.05)
-    for call in (lambda: traffic.pairs([1], [1, 2]), lambda: traffic.pairs([0], [1]), lambda: traffic.pairs([], []),
-                 lambda: traffic.correlated(1, 1, 2), lambda: traffic.poisson(1.0, 5, None, 3, lengths=pair)):  # fmt: skip
+    calls = (
+        lambda: traffic.pairs([1], [1, 2]),
+        lambda: traffic.pairs([0], [1]),
+        lambda: traffic.pairs([], []),
+        lambda: traffic.correlated(1, 1, 2),
+        lambda: traffic.poisson(1.0, 5, None, 3, lengths=pair),
+    )
+    for call in calls:
         with pytest.raises(SpecError):
             call()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bstar.traffic.arrivals import Gaps
     from bstar.traffic.conversations import sessions
+    from bstar.traffic.export import write_trace
     from bstar.traffic.generators import (
         closed_loop,
         constant,
@@ -40,7 +41,7 @@ _NAMES = {
     "closed_loop": "generators", "constant": "generators", "correlated": "joint", "from_trace": "replay",
     "from_workload": "generators", "gamma": "generators", "merge": "mixing", "pairs": "joint",
     "poisson": "generators", "prefix_groups": "prefixes", "ramp_up": "generators", "read_trace": "traces",
-    "sessions": "conversations", "varying": "generators", "weibull": "generators",
+    "sessions": "conversations", "varying": "generators", "weibull": "generators", "write_trace": "export",
 }  # fmt: skip
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "sessions",
     "varying",
     "weibull",
+    "write_trace",
 ]
 
 

@@ -16,6 +16,7 @@ Mooncake and timed traces have the same keys: whole timestamps with 512-token id
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,11 +142,11 @@ class _Reading:
     form: Form
     time_unit: TimeUnit | None
     hash_block_tokens: int | None
-    times: list[float] = field(default_factory=list)
+    times: array[float] = field(default_factory=lambda: array("d"))
     lines: list[int] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
+    inputs: array[int] = field(default_factory=lambda: array("q"))
+    outputs: array[int] = field(default_factory=lambda: array("q"))
+    priorities: array[int] = field(default_factory=lambda: array("q"))
     sessions: list[str] = field(default_factory=list)
     hashes: list[list[Any]] = field(default_factory=list)
     dropped: int = 0
@@ -183,7 +184,7 @@ class _Reading:
             except (TypeError, ValueError, OverflowError):
                 raise self._error(row, f"priority {shown(row.priority)} is not a whole number") from None
         if form.has_session:
-            self.sessions.append(str(row.session))
+            self.sessions.append("" if row.session is None else str(row.session).strip())
         if form.has_hashes:
             if not isinstance(row.hashes, list):
                 raise self._error(row, f"hash_ids {shown(row.hashes)} is not a list")
@@ -232,6 +233,6 @@ class _Reading:
 
 
 def _numbered(names: list[str], order: Ints) -> Ints:
-    """0, 1, … in the order of first appearance."""
-    numbers: dict[str, int] = {}
-    return np.asarray([numbers.setdefault(names[i], len(numbers)) for i in order], dtype=np.int64)
+    """0, 1, … in the order of first appearance; -1 where the file leaves it empty."""
+    numbers = {"": -1}
+    return np.asarray([numbers.setdefault(names[i], len(numbers) - 1) for i in order], dtype=np.int64)
