@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.errors import SpecError
-from bstar.sim.arrays import blocks_of, limits_of, load_of, outcome_of
+from bstar.sim.arrays import kernel_load
+from bstar.sim.engine import KernelEngine
 from bstar.sim.kernel.cost import StepCost
-from bstar.sim.kernel.loop import simulate
-from bstar.sim.kernel.state import ENDED, LOG_CACHED, LOG_FULL, LOG_PREEMPTED, LOG_SCHEDULED, Load, Outcome
+from bstar.sim.kernel.state import LOG_CACHED, LOG_PREEMPTED, LOG_SCHEDULED
 from bstar.sim.replay import case_requests, case_settings
 from bstar.sim.settings import SchedulerSettings
+from bstar.traffic.load import Traffic
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,38 +31,6 @@ def unit_cost(settings: SchedulerSettings) -> StepCost:
         step_s=1.0, row_compute=np.zeros((0, 4)), row_memory=np.zeros((0, 4)), row_base=none, row_phase=zero,
         power=3.0, prompt_limit=zero, prompt_restarts=zero, prompt_gathers=zero, prompt_stride=none,
     )  # fmt: skip
-
-
-def run_logged(
-    settings: SchedulerSettings, load: Load, keys: int, cost: StepCost, *, empty_step_s: float = 0.0
-) -> tuple[Ints, Floats, Outcome, float]:
-    """The kernel with its log kept: (log rows, their times, per-request results, the clock at the end)."""
-    rows = 1 << 14
-    while True:
-        log, log_s, out = np.full((rows, 3), -1, dtype=np.int64), np.zeros(rows), outcome_of(len(load.prompt))
-        fresh = load._replace(order=load.order.copy(), arrival_s=load.arrival_s.copy())
-        status, request, clock, _ = simulate(
-            limits_of(settings), fresh, cost, blocks_of(settings, load, keys), out, log, log_s, empty_step_s, np.inf)
-        if status == LOG_FULL:
-            rows *= 4
-            continue
-        if status != ENDED:
-            raise SpecError(f"request {request}: can never be scheduled or never ends with these settings")
-        used = int((log[:, 0] >= 0).sum())
-        return log[:used], log_s[:used], out, clock
-
-
-def run_quiet(settings: SchedulerSettings, load: Load, keys: int, cost: StepCost) -> tuple[Outcome, float]:
-    """The kernel without a log: (per-request results, the clock at the end)."""
-    out = outcome_of(len(load.prompt))
-    fresh = load._replace(order=load.order.copy(), arrival_s=load.arrival_s.copy())
-    status, request, clock, _ = simulate(
-        limits_of(settings), fresh, cost, blocks_of(settings, load, keys), out, np.zeros((0, 3), np.int64),
-        np.zeros(0), 0.0, np.inf,
-    )  # fmt: skip
-    if status != ENDED:
-        raise SpecError(f"request {request}: can never be scheduled or never ends with these settings")
-    return out, clock
 
 
 def unfold(log: Ints, log_s: Floats, block_size: int) -> list[dict[str, Any]]:
@@ -87,7 +56,7 @@ def unfold(log: Ints, log_s: Floats, block_size: int) -> list[dict[str, Any]]:
 def _run(
     start_s: float, scheduled: list[list[int]], preempted: list[int], count: int, free: int,
     computed: dict[int, int], block_size: int,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """`count` equal steps, `free` blocks after the last; before it, those that later steps take are free too."""
     taken = np.zeros(count, dtype=np.int64)
     for request, tokens in scheduled:
@@ -97,9 +66,10 @@ def _run(
         computed[request] = start + tokens * count
     later = taken.sum() - np.cumsum(taken)
     return [
-        {"start_s": None if i else start_s, "scheduled": scheduled, "preempted": sorted(preempted), "free_blocks": int(free + later[i])}
+        {"start_s": None if i else start_s, "scheduled": scheduled, "preempted": sorted(preempted),
+         "free_blocks": int(free + later[i])}
         for i in range(count)
-    ]
+    ]  # fmt: skip
 
 
 def replay_with_kernel(case: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,21 +78,24 @@ def replay_with_kernel(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     if settings.async_scheduling:
         raise SpecError("async_scheduling: cases count steps; asynchronous schedules are compared by the clock")
     requests, raw = case_requests(case, settings.block_size), case["requests"]
-    prompt = np.array([r.prompt_tokens for r in requests], dtype=np.int64)
-    output = np.array([r.output_tokens for r in requests], dtype=np.int64)
-    arrival = np.array([r["arrival_step"] for r in raw], dtype=np.float64)
     groups = [r.get("prefix") or (0, 0) for r in raw]
-    shared = np.array([g[1] for g in groups], dtype=np.int64)
     names = {g: i for i, g in enumerate(dict.fromkeys(g[0] for g in groups))}
-    longest = int(shared.max(initial=0)) // settings.block_size + 1
-    start = np.array([names[g[0]] * longest for g in groups], dtype=np.int64)
-    load, keys = load_of(
-        settings, arrival, prompt, output, priority=np.array([r.priority for r in requests], dtype=np.int64),
-        prefix_ids=(start, np.arange(len(names) * longest, dtype=np.int64), 1), prefix_tokens=shared,
+    arrival = np.array([r["arrival_step"] for r in raw], dtype=np.float64)
+    queue = np.argsort(arrival, kind="stable")
+    ids = [raw[i]["id"] for i in queue]
+    # Ties of priority go by the place in the file, which is not the order of arrival: ranks say both.
+    priority = np.array([requests[i].priority * len(raw) + i for i in queue], dtype=np.int64)
+    traffic = Traffic(
+        arrival_s=arrival[queue], input_tokens=np.array([requests[i].prompt_tokens for i in queue]),
+        output_tokens=np.array([requests[i].output_tokens for i in queue]), priority=priority,
+        prefix_group=np.array([names[groups[i][0]] for i in queue]),
+        prefix_tokens=np.array([groups[i][1] for i in queue]),
     )  # fmt: skip
-    log, log_s, _, _ = run_logged(settings, load, keys, unit_cost(settings), empty_step_s=1.0)
-    ids, steps, step = [r["id"] for r in raw], list[dict[str, Any]](), 0
-    for row in unfold(log, log_s, settings.block_size):
+    engine = KernelEngine(
+        settings, unit_cost(settings), kernel_load(settings, traffic), keep_decisions=True, empty_step_s=1.0)
+    engine.advance()
+    steps, step = list[dict[str, Any]](), 0
+    for row in unfold(*engine.decisions, settings.block_size):
         step = step + 1 if row["start_s"] is None else round(row["start_s"])
         steps.append({
             "step": step, "scheduled": [[ids[r], t] for r, t in row["scheduled"]],

@@ -7,7 +7,6 @@ forgotten then), but lie in a stash until the slot is freed: blocks without a ke
 from __future__ import annotations
 
 from bstar.sim.kernel.compiled import part
-
 from bstar.sim.kernel.state import Blocks, Load
 
 

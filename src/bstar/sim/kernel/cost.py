@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from bstar.sim.kernel.compiled import inlined, part
 from numpy.typing import NDArray
+
+from bstar.sim.kernel.compiled import inlined, part
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

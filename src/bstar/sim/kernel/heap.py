@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from bstar.sim.kernel.compiled import part
 from numpy.typing import NDArray
+
+from bstar.sim.kernel.compiled import part
 
 Ints = NDArray[np.int64]
 

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 from bstar.sim.kernel.compiled import part
-
 from bstar.sim.kernel.cost import StepCost
 from bstar.sim.kernel.heap import pop, push
-from bstar.sim.kernel.state import DECODE, SLOT_BITS, SLOT_MASK, Ints, Slots
+from bstar.sim.kernel.state import CROSSINGS, DECODE, ENTRIES, SLOT_BITS, SLOT_MASK, STEPS, Engine, Ints
 
 
 @part
@@ -25,80 +24,68 @@ def purged(heap: Ints, count: int, live: Ints) -> int:
 
 
 @part
-def enter_spans(
-    cost: StepCost, slots: Slots, slot: int, steps: int, reach: Ints, growing: Ints, crossing: Ints, heap: Ints,
-    count: int,
-) -> int:  # fmt: skip
-    """Count a slot that starts to decode; returns the size of the crossings heap."""
-    groups = cost.span_limit.size
+def enter_spans(cost: StepCost, engine: Engine, slot: int) -> None:
+    """Count a slot that starts to decode."""
+    steps, groups = engine.n[STEPS], cost.span_limit.size
     for g in range(groups):
         limit = cost.span_limit[g]
         if limit == 0:
             continue
-        at, context = slot * groups + g, steps - slots.offset[slot]
+        at, context = slot * groups + g, steps - engine.slots.offset[slot]
         inside = context % limit if cost.span_restarts[g] else min(context, limit)
-        reach[g] += inside
-        crossing[at] = -1
+        engine.reach[g] += inside
+        engine.crossing[at] = -1
         if inside < limit:
-            growing[g] += 1
-            if count == heap.size:
-                count = purged(heap, count, crossing)
-            crossing[at] = ((steps + limit - inside) << SLOT_BITS) | at
-            count = push(heap, count, crossing[at])
-    return count
+            engine.growing[g] += 1
+            if engine.n[CROSSINGS] == engine.crossings.size:
+                engine.n[CROSSINGS] = purged(engine.crossings, engine.n[CROSSINGS], engine.crossing)
+            engine.crossing[at] = ((steps + limit - inside) << SLOT_BITS) | at
+            engine.n[CROSSINGS] = push(engine.crossings, engine.n[CROSSINGS], engine.crossing[at])
 
 
 @part
-def leave_spans(
-    cost: StepCost, slots: Slots, slot: int, steps: int, reach: Ints, growing: Ints, crossing: Ints
-) -> None:
+def leave_spans(cost: StepCost, engine: Engine, slot: int) -> None:
     """Take a decoding slot out."""
     groups = cost.span_limit.size
     for g in range(groups):
         limit = cost.span_limit[g]
         if limit == 0:
             continue
-        context = steps - slots.offset[slot]
+        context = engine.n[STEPS] - engine.slots.offset[slot]
         inside = context % limit if cost.span_restarts[g] else min(context, limit)
-        reach[g] -= inside
-        growing[g] -= inside < limit
-        crossing[slot * groups + g] = -1
+        engine.reach[g] -= inside
+        engine.growing[g] -= inside < limit
+        engine.crossing[slot * groups + g] = -1
 
 
 @part
-def cross_spans(cost: StepCost, steps: int, reach: Ints, growing: Ints, crossing: Ints, heap: Ints, count: int) -> int:
-    """Apply the crossings that are due; returns the size of the heap."""
-    groups = cost.span_limit.size
-    while count > 0 and heap[0] >> SLOT_BITS <= steps:
+def cross_spans(cost: StepCost, engine: Engine) -> None:
+    """Apply the crossings that are due."""
+    steps, groups, heap = engine.n[STEPS], cost.span_limit.size, engine.crossings
+    while engine.n[CROSSINGS] > 0 and heap[0] >> SLOT_BITS <= steps:
         key = heap[0]
         at = key & SLOT_MASK
-        count = pop(heap, count)
-        if crossing[at] != key:
+        engine.n[CROSSINGS] = pop(heap, engine.n[CROSSINGS])
+        if engine.crossing[at] != key:
             continue
         g = at % groups
         if cost.span_restarts[g]:
-            reach[g] -= cost.span_limit[g]
-            crossing[at] = ((steps + cost.span_limit[g]) << SLOT_BITS) | at
-            count = push(heap, count, crossing[at])
+            engine.reach[g] -= cost.span_limit[g]
+            engine.crossing[at] = ((steps + cost.span_limit[g]) << SLOT_BITS) | at
+            engine.n[CROSSINGS] = push(heap, engine.n[CROSSINGS], engine.crossing[at])
         else:
-            growing[g] -= 1
-            crossing[at] = -1
-    return count
+            engine.growing[g] -= 1
+            engine.crossing[at] = -1
 
 
 @part
-def recount_spans(
-    cost: StepCost, slots: Slots, running: Ints, entries: int, steps: int, reach: Ints, growing: Ints, crossing: Ints,
-    heap: Ints,
-) -> int:  # fmt: skip
-    """Count every decoding slot afresh; returns the size of the crossings heap."""
-    reach[:] = 0
-    growing[:] = 0
-    crossing[:] = -1
-    count = 0
-    for at in range(entries):
-        slot = running[at]
-        if slot >= 0 and slots.state[slot] == DECODE:
-            count = enter_spans(cost, slots, slot, steps, reach, growing, crossing, heap, count)
-    return count
-
+def recount_spans(cost: StepCost, engine: Engine) -> None:
+    """Count every decoding slot afresh."""
+    engine.reach[:] = 0
+    engine.growing[:] = 0
+    engine.crossing[:] = -1
+    engine.n[CROSSINGS] = 0
+    for at in range(engine.n[ENTRIES]):
+        slot = engine.running[at]
+        if slot >= 0 and engine.slots.state[slot] == DECODE:
+            enter_spans(cost, engine, slot)

@@ -1,0 +1,198 @@
+"""Requests that come and go: completions, what they make arrive, arrivals, and the head of the queue."""
+
+from __future__ import annotations
+
+from bstar.sim.kernel.cache import release
+from bstar.sim.kernel.closed_forms import blocks_of
+from bstar.sim.kernel.compiled import inlined, part
+from bstar.sim.kernel.cost import StepCost
+from bstar.sim.kernel.heap import pop, push
+from bstar.sim.kernel.spans import leave_spans
+from bstar.sim.kernel.state import (
+    ADMITTED,
+    ARRIVED,
+    BLOCKED,
+    CONTEXTS,
+    DECODING,
+    DONE,
+    EMPTY,
+    ENDS,
+    EXPECTED,
+    FINISHED,
+    FINISHING,
+    FREE,
+    FRONT,
+    IN_FLIGHT,
+    NEXT_ROOT,
+    NOW,
+    RUNNING,
+    SLOT_BITS,
+    SLOT_MASK,
+    STEPS,
+    TIE,
+    UNUSED,
+    Blocks,
+    Engine,
+    Floats,
+    Ints,
+    Limits,
+    Load,
+    Outcome,
+    SmallInts,
+)
+
+
+@inlined
+def give_up_seat(limits: Limits, load: Load, blocks: Blocks, engine: Engine, slot: int) -> None:
+    """A request that has ended frees its blocks and its seat."""
+    slots, n = engine.slots, engine.n
+    computed = slots.total[slot] - 1  # its last token was never an input
+    freed = blocks_of(computed, limits.block_size)
+    if limits.caching:
+        freed = release(blocks, load, slots.request[slot], slot, freed, computed // limits.block_size)
+    n[FREE] += freed
+    engine.running[slots.place[slot]] = -1
+    slots.place[slot] = -1
+    slots.state[slot] = EMPTY
+    engine.unused[n[UNUSED]] = slot
+    n[UNUSED] += 1
+    n[RUNNING] -= 1
+    n[BLOCKED] = 0
+
+
+@inlined
+def take_completions(
+    limits: Limits, load: Load, cost: StepCost, blocks: Blocks, engine: Engine, out: Outcome, limited: bool
+) -> None:
+    """Slots whose last token has come. Under async scheduling they keep seat and blocks for one more planning."""
+    slots, n, steps = engine.slots, engine.n, engine.n[STEPS]
+    for i in range(n[FINISHING]):
+        if slots.state[engine.done[i]] == DONE:
+            give_up_seat(limits, load, blocks, engine, engine.done[i])
+    n[FINISHING] = 0
+    leaving = 0
+    while n[ENDS] > 0 and engine.ends[0] >> SLOT_BITS <= steps:
+        key = engine.ends[0]
+        n[ENDS] = pop(engine.ends, n[ENDS])
+        slot = key & SLOT_MASK
+        if slots.ends[slot] != key:
+            continue
+        slots.ends[slot] = -1  # a slot that was left and taken again may have left an equal key behind
+        last = slots.total[slot] - 1 + slots.offset[slot]
+        if last > steps:  # it was passed over in some steps
+            slots.ends[slot] = (last << SLOT_BITS) | slot
+            n[ENDS] = push(engine.ends, n[ENDS], slots.ends[slot])
+            continue
+        engine.leaving[leaving] = slot
+        leaving += 1
+    if limits.caching:  # blocks are freed in the order of the running list
+        _sort_by_place(engine.leaving, leaving, slots.place)
+    for i in range(leaving):
+        slot = engine.leaving[i]
+        request = slots.request[slot]
+        out.finish_s[request] = engine.t[NOW]
+        n[DECODING] -= 1
+        n[CONTEXTS] -= steps - slots.offset[slot]
+        engine.phases[slots.offset[slot] % limits.block_size] -= 1
+        if limited:
+            leave_spans(cost, engine, slot)
+        slots.state[slot] = DONE
+        if n[BLOCKED] == 2:
+            n[BLOCKED] = 0
+        if engine.finished.size > 0:
+            engine.finished[n[FINISHED]] = request
+        n[FINISHED] += 1
+        if n[IN_FLIGHT]:
+            engine.done[n[FINISHING]] = slot
+            n[FINISHING] += 1
+        else:
+            give_up_seat(limits, load, blocks, engine, slot)
+        if limits.feedback:
+            answered(load, engine.n, engine.order, engine.t[NOW], request)
+
+
+@part
+def _sort_by_place(some: Ints, count: int, place: Ints) -> None:
+    """Sort the first `count` slots by their place in the running list (few, nearly always one)."""
+    for i in range(1, count):
+        slot = some[i]
+        at = i
+        while at > 0 and place[some[at - 1]] > place[slot]:
+            some[at] = some[at - 1]
+            at -= 1
+        some[at] = slot
+
+
+@part
+def answered(load: Load, n: Ints, order: SmallInts, now: float, request: int) -> None:
+    """Whoever waited for this answer sends its next request: the next turns, else a free client the next root."""
+    turns = False
+    if load.child.size > 0:
+        turn = load.child[request]
+        while turn >= 0:
+            expect(load.arrival_s, n, order, now + load.think_s[turn], turn)
+            turns = True
+            turn = load.sibling[turn]
+    if not turns and n[NEXT_ROOT] < load.roots.size:
+        root = load.roots[n[NEXT_ROOT]]
+        n[NEXT_ROOT] += 1
+        expect(load.arrival_s, n, order, now + load.think_s[root], root)
+
+
+@part
+def expect(arrival_s: Floats, n: Ints, order: SmallInts, at_s: float, request: int) -> None:
+    """`request` will arrive at `at_s`: insert it into the part of the queue that is still to come."""
+    arrival_s[request] = at_s
+    at = n[EXPECTED]
+    while at > n[ARRIVED] and (
+        arrival_s[order[at - 1]] > at_s or (arrival_s[order[at - 1]] == at_s and order[at - 1] > request)
+    ):
+        order[at] = order[at - 1]
+        at -= 1
+    order[at] = request
+    n[EXPECTED] += 1
+
+
+@inlined
+def take_arrivals(limits: Limits, load: Load, engine: Engine, planned_at: float) -> int:
+    """Requests that have arrived join the queue. Returns how many wait."""
+    n = engine.n
+    latest = planned_at * TIE
+    while n[ARRIVED] < n[EXPECTED] and load.arrival_s[engine.order[n[ARRIVED]]] <= latest:
+        if limits.by_priority:
+            urgency = load.urgency[engine.order[n[ARRIVED]]]
+            n[FRONT] = push(engine.front, n[FRONT], urgency)
+            if engine.front[0] == urgency:
+                n[BLOCKED] = 0
+        n[ARRIVED] += 1
+    return waiting_of(limits, n)
+
+
+@inlined
+def waiting_of(limits: Limits, n: Ints) -> int:
+    """Requests in the queue."""
+    if limits.by_priority:
+        return n[FRONT]
+    return n[FRONT] + n[ARRIVED] - n[ADMITTED]
+
+
+@inlined
+def head_of(limits: Limits, load: Load, engine: Engine) -> int:
+    """The request at the head of the queue."""
+    if limits.by_priority:
+        return load.by_urgency[engine.front[0]]
+    if engine.n[FRONT] > 0:
+        return engine.front[engine.n[FRONT] - 1]
+    return engine.order[engine.n[ADMITTED]]
+
+
+@inlined
+def leave_queue(limits: Limits, engine: Engine) -> None:
+    """The head of the queue is admitted."""
+    n = engine.n
+    if limits.by_priority:
+        n[FRONT] = pop(engine.front, n[FRONT])
+    elif n[FRONT] > 0:
+        n[FRONT] -= 1
+    else:
+        n[ADMITTED] += 1
