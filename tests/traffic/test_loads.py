@@ -206,6 +206,8 @@ def test_workloads_become_loads():
     ({"parent": [1, -1]}, "parent"),
     ({"parent": [-1, -2]}, "parent"),
     ({"prefix_tokens": [6, 0]}, "prefix_tokens"),
+    ({"prefix_tokens": 6}, "prefix_tokens"),
+    ({"parent": 0}, "parent"),
     ({"think_s": [0.0, -1.0]}, "think_s"),
     ({"concurrency": 0}, "concurrency"),
     ({"warmup_requests": 2}, "warm-up"),
@@ -231,3 +233,13 @@ def test_ten_million_requests_are_drawn_in_seconds():
     assert load.num_requests == 1_000_000
     assert seconds < 1.0  # 0.1 s; a tenth of the ten million
     assert peak < 60e6  # three columns of 8 MB, a check's flags, a chunk
+
+
+def test_a_load_can_be_sent_to_another_process():
+    import pickle
+
+    for load in (traffic.poisson(1.0, 5, 5, 50), traffic.sessions(1.0, 3, 5, 5, 9)):
+        again = pickle.loads(pickle.dumps(load))
+        assert again.fingerprint() == load.fingerprint()
+        assert again.has_sessions == load.has_sessions
+        assert again.has_prefixes == load.has_prefixes

@@ -71,7 +71,9 @@ def arrivals(
 
     rescale   stretches them so that the last comes at exactly count/rate, as `vllm bench serve` does
     """
-    times = epochs(gaps, rng, count=count, limit=None if duration_s is None else duration_s * rate_per_s)
+    # A hair more than duration·rate, so that an evenly spaced request at the very end is not lost to rounding.
+    limit = None if duration_s is None else duration_s * rate_per_s * (1 + 1e-12)
+    times = epochs(gaps, rng, count=count, limit=limit)
     if rescale and times.size and times[-1] > 0:
         times *= times.size / times[-1]
     times /= rate_per_s

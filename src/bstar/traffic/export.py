@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bstar.errors import ConfigError, SpecError
-from bstar.traffic.load import Traffic, is_constant
+from bstar.traffic.load import Traffic
 
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 _OPTIONAL = ("priority", "session")
@@ -47,7 +47,7 @@ def write_trace(load: Traffic, path: str | Path) -> None:
 
 def _is_set(load: Traffic, name: str) -> bool:
     column: np.ndarray[Any, Any] = getattr(load, name)
-    return not is_constant(column) or int(column[0]) not in (0, -1)
+    return bool((column > 0).any() or (column < -1).any())
 
 
 def _timed(load: Traffic) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bstar.errors import SpecError
 from bstar.specs.workload import LengthDistribution
-from bstar.traffic.lengths import CHUNK, Ints, normal_probability, parse_lengths, quantile
+from bstar.traffic.lengths import CHUNK, Ints, from_normal, parse_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,8 +37,8 @@ class JointLengths:
             part = slice(start, min(start + CHUNK, count))
             z = rng.standard_normal((2, part.stop - part.start))
             z[1] = self.correlation * z[0] + math.sqrt(1.0 - self.correlation**2) * z[1]
-            first[part] = quantile(self.marginals[0], normal_probability(z[0]))
-            second[part] = quantile(self.marginals[1], normal_probability(z[1]))
+            first[part] = from_normal(self.marginals[0], z[0])
+            second[part] = from_normal(self.marginals[1], z[1])
         return first, second
 
 

@@ -197,19 +197,7 @@ def _drawer(dist: LengthDistribution) -> Callable[[int, np.random.Generator], Fl
         values = np.asarray(dist.values, dtype=np.int64)
         return lambda n, rng: values[rng.integers(0, values.size, n)]
     if dist.kind in ("normal", "lognormal"):
-        low, high = max(dist.low, 1), dist.high or _LONGEST_TOKENS
-
-        def draw(n: int, rng: np.random.Generator) -> Floats:
-            z = rng.standard_normal(n)
-            z *= dist.spread
-            z += dist.location
-            if dist.kind == "lognormal":
-                np.minimum(z, 700.0, out=z)  # e^700 is still a number; it is clipped below
-                np.exp(z, out=z)
-            np.rint(z, out=z)
-            return np.clip(z, low, high, out=z)
-
-        return draw
+        return lambda n, rng: from_normal(dist, rng.standard_normal(n))
     return lambda n, rng: quantile(dist, rng.random(n))
 
 
@@ -220,6 +208,19 @@ def normal_quantile(probability: Floats) -> Floats:
     """z with Φ(z) = probability, elementwise, for probabilities inside (0, 1)."""
     p = np.asarray(probability, dtype=np.float64)
     return np.asarray(_normal_quantile(p), dtype=np.float64) if p.size else p.copy()
+
+
+def from_normal(dist: LengthDistribution, z: Floats) -> Floats:
+    """The lengths at the probabilities Φ(z), of standard normal draws `z`, which may be overwritten."""
+    if dist.kind not in ("normal", "lognormal"):
+        return quantile(dist, normal_probability(z))
+    z *= dist.spread
+    z += dist.location
+    if dist.kind == "lognormal":
+        np.minimum(z, 700.0, out=z)  # e^700 is still a number; it is clipped below
+        np.exp(z, out=z)
+    np.rint(z, out=z)
+    return np.clip(z, max(dist.low, 1), dist.high or _LONGEST_TOKENS, out=z)
 
 
 def normal_probability(z: Floats) -> Floats:

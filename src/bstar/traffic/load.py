@@ -115,8 +115,9 @@ class Traffic:
             low = int(getattr(self, name).min())
             if low < 1:
                 raise SpecError(f"{name}: a request has at least 1 token, one has {low}")
-        shared = self.prefix_tokens
-        if not is_constant(shared) and ((shared < 0) | (shared > self.input_tokens)).any():
+        shared = self.prefix_tokens[:1] if is_constant(self.prefix_tokens) else self.prefix_tokens
+        longest = self.input_tokens.min() if shared.size == 1 else self.input_tokens
+        if ((shared < 0) | (shared > longest)).any():
             raise SpecError("prefix_tokens: must be between 0 and the request's input_tokens")
         if (self.think_s < 0).any() or np.isnan(self.think_s).any():
             raise SpecError("think_s: a think time is at least 0")
@@ -128,7 +129,7 @@ class Traffic:
         head = times[:given]
         if np.isnan(head).any() or not np.isfinite(head[-1]) or head[0] < 0 or (head[1:] < head[:-1]).any():
             raise SpecError("arrival_s: must be finite, at least 0 and ascending, with the undecided (nan) ones last")
-        if not is_constant(self.parent):
+        if self.has_sessions or int(self.parent.min()) < -1:
             bad = self.parent >= np.arange(self.num_requests)
             if bad.any() or int(self.parent.min()) < -1:
                 raise SpecError("parent: must be an earlier request, or -1")
@@ -185,12 +186,12 @@ class Traffic:
     @property
     def has_sessions(self) -> bool:
         """Whether some request waits for another to finish."""
-        return not is_constant(self.parent) or int(self.parent[0]) >= 0
+        return _any_numbered(self.parent)
 
     @property
     def has_prefixes(self) -> bool:
         """Whether prompts share text: by group, by session or by block."""
-        grouped = int(self.prefix_group.max()) >= 0 and int(self.prefix_tokens.max()) > 0
+        grouped = _any_numbered(self.prefix_group) and int(self.prefix_tokens.max()) > 0
         return grouped or self.has_sessions or self.block_hashes is not None
 
     def scaled(self, factor: float) -> Traffic:
@@ -221,6 +222,11 @@ _ARRAYS = {f.name: ("=f8" if f.name.endswith("_s") else "=i8") for f in fields(T
 def is_constant(column: np.ndarray[Any, Any]) -> bool:
     """Whether a column is one value seen n times (a view without memory of its own)."""
     return column.strides == (0,) or column.size == 1
+
+
+def _any_numbered(column: Ints) -> bool:
+    """Whether some entry is a number and not -1."""
+    return bool(column[0] >= 0) if is_constant(column) else bool((column >= 0).any())
 
 
 def _column(name: str, value: Any, kind: str, count: int) -> np.ndarray[Any, Any]:

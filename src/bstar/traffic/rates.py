@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from bstar.errors import SpecError
-from bstar.traffic.lengths import Floats
+from bstar.traffic.lengths import CHUNK, Floats
 from bstar.units import parse_rate, parse_seconds
 
 FORMS = "step:0s=2,10min=8 · ramp:2-10,over=10min · spike:base=2,peak=20,at=60s,for=10s · diurnal:mean=5,peak=10"
 _HOUR_S, _DAY_S = 3600.0, 86400.0
-_NEWTON_ROUNDS = 60
+_COSINE_POINTS, _NEWTON_ROUNDS, _SETTLED = 4096, 60, 1e-14
 # Points closer than this are one time, and a jump.
 _JUMP_S = 1e-9
 
@@ -94,8 +94,14 @@ class RateCurve:
     def inverse(self, requests: Floats) -> Floats:
         """Λ⁻¹(u): when the u-th expected request comes, ascending; inf where the curve never gets there."""
         u = np.asarray(requests, dtype=np.float64)
-        if self.cosine is not None:
-            return self._inverse_of_cosine(u)
+        invert = self._inverse_of_lines if self.cosine is None else self._inverse_of_cosine
+        times = np.empty(u.shape)
+        for start in range(0, u.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            times[part] = invert(u[part])
+        return times
+
+    def _inverse_of_lines(self, u: Floats) -> Floats:
         whole = np.zeros(u.shape)
         if self.period_s:
             per = self._period_area()
@@ -131,22 +137,28 @@ class RateCurve:
         return float(area[-1] + (self.period_s - knots[-1]) * values[-1])
 
     def _inverse_of_cosine(self, u: Floats) -> Floats:
-        """Newton inside a bracket of half a swing either side, which halves where Newton leaves it."""
-        assert self.cosine is not None
-        mean, amplitude, _ = self.cosine
-        slack = 2.0 * abs(amplitude) * self.period_s / (2 * math.pi) / mean
-        low, high = np.maximum(u / mean - slack, 0.0), u / mean + slack
-        t = u / mean
+        """Newton from a straight line between points of the integral, which are its bracket; else bisection."""
+        points = np.linspace(0.0, self.period_s, _COSINE_POINTS + 1)
+        area = np.maximum.accumulate(self.integral(points))
+        whole = np.floor(u / area[-1])
+        u = u - whole * area[-1]
+        cell = np.clip(np.searchsorted(area, u, side="right") - 1, 0, _COSINE_POINTS - 1)
+        low, high = points[cell], points[cell + 1]
+        t = np.interp(u, area, points)
+        left = np.arange(u.size)  # those that still move: near a rate of 0 Newton is slow
         for _ in range(_NEWTON_ROUNDS):
-            error = self.integral(t) - u
-            low, high = np.where(error <= 0, t, low), np.where(error >= 0, t, high)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                step = t - error / self.rate(t)
-            following = np.where((step >= low) & (step <= high), step, (low + high) / 2)
-            if (np.abs(following - t) <= 1e-15 * np.maximum(np.abs(t), 1.0)).all():
+            now = t[left]
+            error = self.integral(now) - u[left]
+            low[left] = np.where(error <= 0, now, low[left])
+            high[left] = np.where(error >= 0, now, high[left])
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                step = now - error / self.rate(now)
+            inside = (step >= low[left]) & (step <= high[left])
+            t[left] = np.where(inside, step, (low[left] + high[left]) / 2)
+            left = left[np.abs(t[left] - now) > _SETTLED * self.period_s]
+            if left.size == 0:
                 break
-            t = following
-        return np.maximum.accumulate(t)
+        return np.maximum.accumulate(whole * self.period_s + t)
 
 
 def steps(points: Sequence[tuple[float, float]], *, name: str = "step") -> RateCurve:

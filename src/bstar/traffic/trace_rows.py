@@ -24,7 +24,7 @@ _MAX_TOKENS = 100_000_000
 # Column names by what they hold, lower case, words joined by "_". The first that a file has is used.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "arrival": ("arrival_s", "arrival_time_s", "arrived_at", "arrival_time", "arrival", "arrival_ms", "timestamp_ms",
-                "timestamp_s", "timestamp", "time_s", "time"),
+                "timestamp_s", "timestamp", "time_s", "time", "queued_s"),
     "input": ("input_tokens", "input_length", "contexttokens", "context_tokens", "request_tokens", "num_prefill_tokens",
               "prompt_tokens", "prompt_len", "prompt_length", "isl", "input"),
     "output": ("output_tokens", "output_length", "generatedtokens", "generated_tokens", "response_tokens",
