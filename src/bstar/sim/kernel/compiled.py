@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from numba import njit
 
-part = njit(cache=True, nogil=True, error_model="numpy", no_cpython_wrapper=True)
-inlined = njit(cache=True, nogil=True, error_model="numpy", inline="always")
-entry = njit(cache=True, nogil=True, error_model="numpy")
+# Without the numba runtime no reference is counted: nothing is allocated in here, and arrays outlive the call.
+_ALL = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+part = njit(no_cpython_wrapper=True, **_ALL)
+inlined = njit(inline="always", **_ALL)
+entry = njit(**_ALL)

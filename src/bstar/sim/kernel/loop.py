@@ -439,7 +439,8 @@ def _note_run(
     prompts = cost.prompt_limit.size
     if chunks > 0:
         row[12], row[13], row[14] = x[X_PROMPT], x[X_CACHED], chunks
-        row[RUN_SPANS : RUN_SPANS + 2 * prompts] = x[FIRST_SPAN : FIRST_SPAN + 2 * prompts]
+        for j in range(2 * prompts):
+            row[RUN_SPANS + j] = x[FIRST_SPAN + j]
     for g in range(cost.span_limit.size):
         at = RUN_SPANS + 2 * (prompts + g)
         if short:

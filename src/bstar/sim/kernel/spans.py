@@ -15,9 +15,9 @@ from bstar.sim.kernel.state import CROSSINGS, DECODE, ENTRIES, SLOT_BITS, SLOT_M
 @part
 def purged(heap: Ints, count: int, live: Ints) -> int:
     """Drop the entries of a heap that are no longer true (live[entry] is another key); returns what is left."""
-    kept = heap[:count].copy()
     left = 0
-    for key in kept:
+    for i in range(count):
+        key = heap[i]
         if live[key & SLOT_MASK] == key:
             left = push(heap, left, key)
     return left
