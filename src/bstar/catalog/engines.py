@@ -245,6 +245,11 @@ def _known_version(
     return number, ""
 
 
+def engine_scheduling(engine: str) -> str:
+    """The simulator's policy that schedules as `engine` does (`bstar.sim.policies`)."""
+    return str(_data(engine_name(engine))["scheduling"])
+
+
 @cache
 def _data(engine: str) -> dict[str, Any]:
     text = (files("bstar.catalog") / "engines" / f"{engine}.toml").read_text(encoding="utf-8")

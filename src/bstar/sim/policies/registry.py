@@ -1,0 +1,136 @@
+"""Policies by name, as `simulate(policy=)` and `--policy` take them.
+
+    sglang, sglang-mixed                       SGLang: prompts first, or prompts with decodes riding along
+    trtllm-no-evict, trtllm-max-utilization    TensorRT-LLM's in-flight batching
+    swap                                       vLLM's scheduler; preempted requests go to host memory and come back
+    speculative                                vLLM's scheduler; drafts are verified k at a time
+    lock-step                                  one of vLLM's schedulers per rank of data-parallel attention
+
+vLLM's own scheduler and its knobs are `continuous`, static batching is `static` (`bstar.sim.run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bstar.catalog.engines import engine_scheduling
+from bstar.errors import SpecError
+from bstar.physics.batch import BatchShape
+from bstar.physics.kv_cache import kv_bytes_per_token
+from bstar.sim.deployed import DeployedEngine, StepFigures, step_figures
+from bstar.sim.policies.lockstep import LockStepScheduler, lock_step_figures
+from bstar.sim.policies.options import options_from, split_policy
+from bstar.sim.policies.sglang import SglangOptions, SglangScheduler
+from bstar.sim.policies.speculative import SpeculationOptions, SpeculativeScheduler
+from bstar.sim.policies.swap import SwapOptions, SwapScheduler
+from bstar.sim.policies.trtllm import TrtllmOptions, TrtllmScheduler
+from bstar.sim.scheduler import Scheduler
+from bstar.sim.settings import SchedulerSettings
+from bstar.sim.stepwise import EngineRun, Figures, Progress, ReferenceEngine
+from bstar.traffic.load import Traffic
+
+Options = dict[str, str]
+PolicyRun = Callable[[DeployedEngine, Traffic, float, Progress | None], EngineRun]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockStepOptions:
+    """ranks of data-parallel attention; 0: the deployment's."""
+
+    ranks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    settings: SchedulerSettings
+    scheduler: Scheduler
+    figures: Figures | None = None
+
+
+def policy_names() -> tuple[str, ...]:
+    """Names that `run_of` knows."""
+    return tuple(_BUILDERS)
+
+
+def engine_policy(engine: str) -> str:
+    """The policy that schedules as `engine` does; "continuous" is vLLM's own."""
+    return engine_scheduling(engine)
+
+
+def run_of(text: str) -> PolicyRun:
+    """A function that runs a load under policy NAME[:key=value,…].
+
+    Raises SpecError for a name or an option that is not known (an option's value is read when the run starts).
+    """
+    name, given = split_policy(text)
+    if name not in _BUILDERS:
+        raise SpecError(f"policy: {name!r} is not known; use one of {', '.join(_BUILDERS)}")
+
+    def run(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
+        built = _BUILDERS[name](deployed, given)
+        figures = built.figures or _figures_of(deployed)
+        engine = ReferenceEngine(built.settings, load, figures, scheduler=built.scheduler)
+        return engine.run(until_s=until_s, progress=progress)
+
+    return run
+
+
+def _figures_of(deployed: DeployedEngine) -> Figures:
+    def figures(shape: BatchShape) -> StepFigures:
+        return step_figures(deployed.model, shape)
+
+    return figures
+
+
+def _sglang(deployed: DeployedEngine, given: Options, *, mixed: bool = False) -> _Built:
+    options = options_from(SglangOptions, given, policy="sglang", mixed_chunk=mixed)
+    return _Built(deployed.settings, SglangScheduler(deployed.settings, options))
+
+
+def _sglang_mixed(deployed: DeployedEngine, given: Options) -> _Built:
+    return _sglang(deployed, given, mixed=True)
+
+
+def _no_evict(deployed: DeployedEngine, given: Options) -> _Built:
+    options = options_from(TrtllmOptions, given, policy="trtllm-no-evict")
+    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options))
+
+
+def _max_utilization(deployed: DeployedEngine, given: Options) -> _Built:
+    options = options_from(TrtllmOptions, given, policy="trtllm-max-utilization", capacity="max-utilization")
+    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options))
+
+
+def _swap(deployed: DeployedEngine, given: Options) -> _Built:
+    deployment = deployed.deployment
+    per_token = kv_bytes_per_token(deployment.model, deployment.kv_format, deployment.parallel)
+    known = {"block_bytes": per_token * deployed.settings.block_size}
+    link = deployment.device.pcie
+    if link is not None:
+        known |= {"link_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}
+    options = options_from(SwapOptions, given, policy="swap", **known)
+    return _Built(deployed.settings, SwapScheduler(deployed.settings, options))
+
+
+def _speculative(deployed: DeployedEngine, given: Options) -> _Built:
+    options = options_from(SpeculationOptions, given, policy="speculative")
+    settings = replace(deployed.settings, async_scheduling=False)
+    return _Built(settings, SpeculativeScheduler(settings, options))
+
+
+def _lock_step(deployed: DeployedEngine, given: Options) -> _Built:
+    ranks = options_from(LockStepOptions, given, policy="lock-step").ranks or deployed.deployment.parallel.attention_dp
+    if ranks != deployed.deployment.parallel.attention_dp:
+        raise SpecError(f"policy: lock-step:ranks={ranks} is not the deployment's attention_dp; set --attention-dp")
+    one = deployed.settings
+    scheduler = LockStepScheduler(one, ranks)
+    together = replace(one, num_blocks=one.num_blocks * ranks)
+    return _Built(together, scheduler, lock_step_figures(deployed.model, scheduler))
+
+
+_BUILDERS: Final[dict[str, Callable[[DeployedEngine, Options], _Built]]] = {
+    "sglang": _sglang, "sglang-mixed": _sglang_mixed, "trtllm-no-evict": _no_evict,
+    "trtllm-max-utilization": _max_utilization, "swap": _swap, "speculative": _speculative, "lock-step": _lock_step,
+}  # fmt: skip
