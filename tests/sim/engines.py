@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from bstar.sim.arrays import Floats, Ints, load_of
-from bstar.sim.decisions import run_logged, run_quiet, unfold
+from bstar.sim.arrays import Floats, Ints, kernel_load
+from bstar.sim.decisions import unfold
+from bstar.sim.engine import KernelEngine
 from bstar.sim.kernel.cost import StepCost
-from bstar.sim.kernel.state import Outcome
 from bstar.sim.reference import Times, simulate_stepwise
 from bstar.sim.replay import block_keys
 from bstar.sim.scheduler import Request
 from bstar.sim.settings import SchedulerSettings
+from bstar.traffic.load import Traffic
 
 
 @dataclass(frozen=True)
@@ -119,17 +120,28 @@ def by_reference(case: Case) -> Times:
         case.settings, requests, case.arrival_s, case.cost, clients=case.clients, think_s=case.think_s)
 
 
-def by_kernel(case: Case) -> tuple[list[dict[str, Any]], Outcome, float]:
-    """From event to event, with the log."""
-    size = case.settings.block_size
-    longest = int(case.shared.max(initial=0)) // size + 1
-    load, keys = load_of(
-        case.settings, case.arrival_s, case.prompt, case.output, priority=case.priority, clients=case.clients,
-        think_s=case.think_s, prefix_tokens=case.shared,
-        prefix_ids=((case.group * longest).astype(np.int64), np.arange(2 * longest, dtype=np.int64), 1),
-    )  # fmt: skip
-    log, log_s, out, end_s = run_logged(case.settings, load, keys, case.cost)
-    quiet, quiet_end_s = run_quiet(case.settings, load, keys, case.cost)
-    for ours, theirs in zip((*quiet, quiet_end_s), (*out, end_s), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, err_msg="a log must change nothing")
-    return unfold(log, log_s, size), out, end_s
+def traffic_of(case: Case) -> Traffic:
+    """The load as `Traffic`."""
+    arrival = case.arrival_s.copy()
+    if case.clients:
+        arrival[case.clients :] = np.nan
+    return Traffic(
+        arrival_s=arrival, input_tokens=case.prompt, output_tokens=case.output, priority=case.priority,
+        prefix_group=case.group, prefix_tokens=case.shared, think_s=case.think_s, concurrency=case.clients or None)
+
+
+def by_kernel(case: Case) -> tuple[list[dict[str, Any]], KernelEngine]:
+    """From event to event, with both logs."""
+    engine = KernelEngine(
+        case.settings, case.cost, kernel_load(case.settings, traffic_of(case)), keep_decisions=True, keep_runs=True)
+    engine.advance()
+    return unfold(*engine.decisions, case.settings.block_size), engine
+
+
+def quietly(case: Case, pauses_s: list[float]) -> KernelEngine:
+    """Without logs, with pauses: nothing may change."""
+    engine = KernelEngine(case.settings, case.cost, kernel_load(case.settings, traffic_of(case)))
+    for until_s in pauses_s:
+        engine.advance(until_s)
+    assert engine.advance()
+    return engine
