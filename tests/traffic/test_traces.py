@@ -1,12 +1,16 @@
 """Traces: every format is detected, what is malformed is named by its line."""
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from bstar.errors import ConfigError
+from bstar.errors import ConfigError, InputError
+from bstar.traffic.replay import from_trace
 from bstar.traffic.traces import read_trace
 
 DATA = Path(__file__).parent.parent / "data" / "traces"
@@ -123,3 +127,33 @@ def test_full_public_traces():
     code = read_trace(SHARED / "AzureLLMInferenceTrace_code_2023.csv")
     assert code.gap_cv_squared**0.5 == pytest.approx(13, abs=0.3)
     assert read_trace(SHARED / "mooncake_conversation_trace.jsonl.gz").num_requests == 12031
+
+
+CELLS = st.one_of(
+    st.integers(-5, 10**6), st.floats(), st.none(), st.booleans(), st.text(max_size=6),
+    st.lists(st.one_of(st.integers(-3, 9), st.text(max_size=2), st.floats()), max_size=5),
+    st.sampled_from(["2024-05-10 00:00:00.009930+00:00", "1e9", 10**400, 2**80]),
+)  # fmt: skip
+KEYS = st.sampled_from(
+    ["timestamp", "input_length", "output_length", "hash_ids", "chat_id", "parent_chat_id", "priority", "session_id",
+     "arrival_ms", "isl", "osl"]
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(KEYS, CELLS, min_size=1), max_size=4), st.booleans())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_rows_are_a_trace_or_one_line(tmp_path, rows, as_csv):
+    file = tmp_path / ("a.csv" if as_csv else "a.jsonl")
+    if as_csv:
+        names = sorted({key for row in rows for key in row})
+        cells = "\n".join(",".join(str(row.get(k, "")).replace("\n", "") for k in names) for row in rows)
+        file.write_text(",".join(names) + "\n" + cells + "\n")
+    else:
+        base = {"timestamp": 1, "input_length": 40, "output_length": 3}
+        file.write_text("".join(json.dumps(base | row) + "\n" for row in rows))
+    try:
+        load = from_trace(file, rate_per_s=1.0, burstiness=1.0)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert load.num_requests == read_trace(file).num_requests
