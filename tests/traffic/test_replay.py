@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from bstar import traffic
 from bstar.errors import ConfigError, InputError, SpecError
 from bstar.traffic import from_trace, read_trace, write_trace
+from bstar.traffic.trace_rows import _clock
 
 DATA = Path(__file__).parent.parent / "data" / "traces"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
@@ -210,6 +212,15 @@ def test_parquet(tmp_path, monkeypatch):
     load = from_trace(file)
     assert load.arrival_s.tolist() == [0.0, 1.0]
     assert (load.input_tokens.tolist(), load.priority.tolist()) == ([6, 5], [1, 0])
+
+
+@pytest.mark.parametrize("zone", [None, UTC])
+def test_dates_are_times(zone):
+    # 2024-03-10 02:30 does not exist in New York: what a local clock would make of it is no arrival.
+    before, after = (datetime(2024, 3, 10, hour, 30, tzinfo=zone) for hour in (1, 3))
+    assert _clock(after) - _clock(before) == 7200.0
+    assert _clock(str(after)) == _clock(after)
+    assert _clock("2024-05-10 00:00:00.009930+00:00") - _clock("2024-05-10 00:00:00+00:00") == pytest.approx(0.00993, abs=2e-7)
 
 
 def test_parquet_without_pyarrow_is_one_line(tmp_path, monkeypatch):

@@ -236,13 +236,16 @@ def _seconds(value: Any) -> float:
 def _clock(value: Any) -> float:
     """Seconds of "2023-11-16 18:17:03.9799600" or an ISO time; digits beyond microseconds are kept."""
     if isinstance(value, datetime):
-        return value.timestamp()
+        return _since_epoch(value)
     whole, dot, rest = str(value).strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     moment = datetime.fromisoformat(whole + rest[len(digits) :])
-    # A fixed epoch instead of the local time zone: only differences matter, and they must not jump in March.
-    origin = datetime(2000, 1, 1, tzinfo=moment.tzinfo)
-    return (moment - origin).total_seconds() + (float(f"0.{digits}") if dot and digits else 0.0)
+    return _since_epoch(moment) + (float(f"0.{digits}") if dot and digits else 0.0)
+
+
+def _since_epoch(moment: datetime) -> float:
+    """Seconds since a fixed moment of the same zone: only differences matter, and they must not jump in March."""
+    return (moment - datetime(2000, 1, 1, tzinfo=moment.tzinfo)).total_seconds()
 
 
 def _seconds_or_clock(value: Any) -> float:
