@@ -37,7 +37,7 @@ from bstar.physics.kv_cache import kv_bytes_per_sequence, state_bytes_per_sequen
 from bstar.physics.kv_pages import attention_block_tokens, layer_pages
 from bstar.physics.loading import loaded_weight_bytes
 from bstar.physics.partition import check_parallel
-from bstar.physics.weights import block_bytes
+from bstar.physics.weights import draft_weight_bytes
 from bstar.specs.attention import LatentAttention
 from bstar.specs.deployment import Deployment
 from bstar.units import GIB, format_bytes
@@ -116,7 +116,7 @@ def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> t
     tokens = engine.block_size or attention_block_tokens(
         model, compute_capability=device.compute_capability, cpu=device.vendor == "cpu")
     pages = layer_pages(model, deployment.kv_format, tp=parallel.tp, block_tokens=tokens,
-                        num_speculative_tokens=engine.num_speculative_tokens)
+                        num_speculative_tokens=engine.num_speculative_tokens, drafts_with_mtp=engine.drafts_with_mtp)
     batches = _batches_in_flight(deployment) if rules.in_flight_batches else 1
     states = (2 if engine.enable_prefix_caching else 1) + engine.num_speculative_tokens
     request = RequestShape(
@@ -204,9 +204,8 @@ def _weights(deployment: Deployment) -> tuple[int, ...]:
     """Loaded weights per stage; an MTP head that drafts is loaded too, on the last."""
     model, parallel = deployment.model, deployment.parallel
     loaded = loaded_weight_bytes(model, parallel, deployment.device)
-    if deployment.engine.num_speculative_tokens:
-        drafts = sum(block_bytes(b, parallel) for b in model.blocks if b.role == "mtp" and not b.loaded)
-        loaded = (*loaded[:-1], loaded[-1] + drafts)
+    if deployment.engine.drafts_with_mtp:
+        loaded = (*loaded[:-1], loaded[-1] + draft_weight_bytes(model, parallel))
     return loaded
 
 
