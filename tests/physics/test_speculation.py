@@ -13,7 +13,7 @@ from bstar.physics.memory import memory_budget
 from bstar.physics.weights import draft_weight_bytes
 from bstar.specs.parallel import ParallelSpec
 
-H, I, E = 7168, 2048, 256  # DeepSeek-V3: hidden size, width of an expert, experts
+H, W, E = 7168, 2048, 256  # DeepSeek-V3: hidden size, width of an expert, experts
 
 
 def fp8(rows: int, columns: int) -> int:
@@ -22,7 +22,7 @@ def fp8(rows: int, columns: int) -> int:
 
 
 def expert() -> int:
-    return 2 * fp8(I, H) + fp8(H, I)
+    return 2 * fp8(W, H) + fp8(H, W)
 
 
 @pytest.mark.parametrize(("parallel", "experts", "ranks"), [

@@ -126,6 +126,12 @@ def engine_overhead(name: str) -> EngineOverhead:
     )  # fmt: skip
 
 
+def bus_efficiency() -> float:
+    """Fraction of the host bus's bandwidth that reads of pinned host memory reach (assumed)."""
+    found: float = _kernels()["host_bus"]["bandwidth"]
+    return found
+
+
 def link_for(device: DeviceSpec, ranks: int, overhead: EngineOverhead) -> LinkUse:
     """The slowest link that `ranks` neighbouring devices have to cross. Raises SpecError where it is not known."""
     inside = ranks <= device.devices_per_node

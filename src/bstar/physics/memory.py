@@ -35,7 +35,7 @@ from bstar.physics.kv_blocks import (
 )
 from bstar.physics.kv_cache import kv_bytes_per_sequence, state_bytes_per_sequence
 from bstar.physics.kv_pages import attention_block_tokens, layer_pages
-from bstar.physics.loading import loaded_weight_bytes
+from bstar.physics.loading import loaded_weight_bytes, offloaded_weight_bytes
 from bstar.physics.partition import check_parallel
 from bstar.physics.weights import draft_weight_bytes
 from bstar.specs.attention import LatentAttention
@@ -180,7 +180,8 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     longest = engine.max_model_len
     if not plan.holds_one_request:
         longest = longest_context(plan, request, upper=longest)
-    reason = _refusal(deployment, weights[stage], available[stage], plan, longest)
+    reason = _refusal(deployment, weights[stage], available[stage], plan, longest) or _overcommitted(
+        deployment, weights[stage] + activations[stage].bytes + runtime, available[stage])
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage],
         activation_bytes=activations[stage].bytes, activation_set_by=activations[stage].set_by,
@@ -201,12 +202,13 @@ def _compile_note(peak: ActivationPeak) -> tuple[str, ...]:
 
 
 def _weights(deployment: Deployment) -> tuple[int, ...]:
-    """Loaded weights per stage; an MTP head that drafts is loaded too, on the last."""
+    """Loaded weights per stage, those in host memory left out; an MTP head that drafts is loaded too, on the last."""
     model, parallel = deployment.model, deployment.parallel
     loaded = loaded_weight_bytes(model, parallel, deployment.device)
     if deployment.engine.drafts_with_mtp:
         loaded = (*loaded[:-1], loaded[-1] + draft_weight_bytes(model, parallel))
-    return loaded
+    offloaded = offloaded_weight_bytes(model, parallel, deployment.engine.cpu_offload_bytes)
+    return tuple(w - o for w, o in zip(loaded, offloaded, strict=True))
 
 
 def _refusal(
@@ -243,6 +245,20 @@ def _refusal(
     return None
 
 
+def _overcommitted(deployment: Deployment, others: int, given: int) -> str | None:
+    """Why a KV space that is given, not computed, runs out of memory; None where it is computed or has its place.
+
+    others   weights, context and the peak of a full step
+    """
+    engine, total = deployment.engine, deployment.device.reported_memory_bytes
+    flag = "kv_cache_memory_bytes" if engine.num_gpu_blocks_override is None else "num_gpu_blocks_override"
+    if getattr(engine, flag) is None or others + given <= total:
+        return None
+    return (f"{flag}: a KV cache of {format_bytes(given)} beside {format_bytes(others)} of weights, activations and "
+            f"context is more than the {format_bytes(total)} that the GPU reports; at most "
+            f"{format_bytes(max(total - others, 0))} are left for it")
+
+
 def _notes(deployment: Deployment) -> tuple[str, ...]:
     out = []
     if deployment.model.multimodal:
@@ -251,8 +267,11 @@ def _notes(deployment: Deployment) -> tuple[str, ...]:
         out.append(
             "with data-parallel experts vLLM's CUDA-graph estimate can be tens of GiB more than is used; "
             "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 turns it off")
-    if deployment.engine.unmodelled:
-        out.append("flags not modelled: " + " ".join(deployment.engine.unmodelled))
+    offloaded = max(offloaded_weight_bytes(
+        deployment.model, deployment.parallel, deployment.engine.cpu_offload_bytes))
+    if offloaded:
+        out.append(f"{offloaded / GIB:.2f} GiB of weights per GPU stay in host memory and are read over the bus in "
+                   "every step")
     return tuple(out)
 
 
@@ -277,6 +296,8 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     length = engine.max_model_len
     per_request = kv_bytes_per_sequence(model, deployment.kv_format, length, parallel)
     per_request += state_bytes_per_sequence(model, parallel)
+    if engine.num_gpu_blocks_override is not None:  # SGLang's --max-total-tokens: the pool is no larger
+        room = min(room, round(per_request / length * engine.num_gpu_blocks_override * (engine.block_size or 1)))
     concurrency = max(room, 0) / per_request if per_request else 0.0
     tokens, size = int(concurrency * length), engine.block_size or 1
     split = check_parallel(model, parallel)
@@ -284,6 +305,8 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     if reason is None and room <= 0:
         flag = "mem-fraction-static" if engine.name == "sglang" else "free_gpu_memory_fraction"
         reason = f"not enough memory for the KV pool ({room / GIB:.2f} GiB): raise {flag} or use more GPUs"
+    if reason is None and engine.num_gpu_blocks_override is None:
+        reason = _overcommitted(deployment, weights[stage] + reserved + layers, room)
     capped = (f"requests are capped at the {tokens} tokens of the pool",) if 0 < tokens < length else ()
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage], activation_bytes=layers,
