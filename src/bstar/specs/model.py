@@ -112,6 +112,8 @@ class ModelSpec:
     converted_from   the checkpoint's own weight dtype where `weight_dtype` is not what it stores (the
                      engine has to quantize while loading, or another checkpoint is needed), else None
     source           where the description came from (catalog file, path)
+    served_as        what an engine is told to serve: the Hub id or path that it was asked for by; None: the
+                     catalog's Hub id of `name`
     engine_context_tokens  the engine's default max_model_len where it is not max_context_tokens (LongRoPE: the
                      original length)
     scaled_context_tokens  YaRN: original_max_position_embeddings · factor, where that is not max_context_tokens. vLLM
@@ -147,6 +149,7 @@ class ModelSpec:
     engine_context_tokens: int | None = None
     scaled_context_tokens: int | None = None
     rotary_positions: int | None = None
+    served_as: str | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),

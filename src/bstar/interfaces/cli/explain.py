@@ -98,7 +98,8 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
          f"{1 / sheet.step_time_s.expected:,.1f} tok/s for each user; "
          f"floor {sheet.batch / sheet.step_time_s.floor:,.0f} tok/s"),
         ("intensity", f"{sheet.arithmetic_intensity:,.1f}",
-         f"FLOP/byte; at most {format_count(marks.arithmetic_intensity_limit)} at any batch, attention's FLOPs included"),
+         f"FLOP/byte; at most {format_count(marks.arithmetic_intensity_limit)} at any batch, attention's FLOPs "
+         "included"),
         ("bound by", sheet.bound_by.replace("_", " "), _shares(sheet.shares)),
     ]
     recommended = [("max_num_seqs", _setting(sheet.recommended_max_num_seqs), sheet.recommended_max_num_seqs.reason)]
@@ -143,6 +144,8 @@ def _ruler(sheet: Sheet) -> Any:
     """The batch regions on one line: "1 ─ weight bound ─ 29 ─ saturating ─ 238 …"."""
     parts: list[str] = []
     for name, start, stop in sheet.regions:
+        if stop is not None and stop <= 1:
+            continue  # no batch is in it
         parts.append(f"{_batch(max(start, 1))} ┄ {name.replace('_', ' ')} ┄")
         if stop is None:
             parts.append("∞")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_engine, take_deployment
+from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_deployment, take_deployment
 from bstar.interfaces.cli.params import apply, complete_models, json_option, units_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import GIB, format_bytes
@@ -87,7 +87,7 @@ def _logged_deployment(model_name: str | None, options: dict[str, Any], logged: 
     if not keywords.get("model"):
         raise SpecError("model: none given and the log does not name it; say MODEL")
     built = deployment(**keywords)
-    note_engine(built)
+    note_deployment(built, str(keywords["model"]))
     return built
 
 
@@ -138,7 +138,7 @@ def _rows(sheet: dict[str, Any], built: Deployment, units: str) -> list[tuple[st
         ("the driver reports", size("total_bytes"), built.device.name),
         ("− weights", size("weight_bytes"), f"{built.model.weight_dtype}, as loaded"),
         ("− activations", size("activation_bytes"),
-         f"peak of a step of {engine.max_num_batched_tokens:,} tokens, in the {sheet['activation_set_by']}"),
+         _peak_note(engine.max_num_batched_tokens, sheet["activation_set_by"])),
         ("− runtime", size("runtime_bytes"), "CUDA context, NCCL, workspaces"),
         ("− CUDA graphs" if subtracted else "(CUDA graphs)", size("cuda_graph_bytes"),
          _graph_note(built, subtracted=subtracted)),
@@ -180,11 +180,18 @@ def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLo
     output.show(*parts)
 
 
+def _peak_note(tokens: int, set_by: str) -> str:
+    where = "while compiling" if set_by == "compile" else f"in the {set_by}"
+    return f"peak of a step of {tokens:,} tokens, {where}"
+
+
 def _graph_note(built: Deployment, *, subtracted: bool) -> str:
     if built.engine.cudagraph_max_size == 0:
         return "no CUDA graphs"
     if built.engine.name == "vllm" and not subtracted:
-        return f"batches up to {built.engine.cudagraph_max_size}; not subtracted (as before vLLM 0.20)"
+        if built.engine.estimate_cudagraph_memory is False:
+            return f"batches up to {built.engine.cudagraph_max_size}; not subtracted (switched off)"
+        return f"batches up to {built.engine.cudagraph_max_size}; not subtracted by this release"
     left = "" if subtracted else "; taken later, from what is left over"
     return f"batches up to {built.engine.cudagraph_max_size}{left}"
 
