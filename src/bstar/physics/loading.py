@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from bstar.physics.partition import layers_in_stage, rank_shape, stage_bounds
+from bstar.physics.partition import layers_in_stage, rank_formats, rank_shape, stage_bounds
 from bstar.physics.weights import absorbed_weight_bytes, stage_weight_bytes, tensor_bytes
 from bstar.specs.attention import CompressedAttention, GroupedQueryAttention, LatentAttention, Mixer, ParallelMixers
 from bstar.specs.device import DeviceSpec
@@ -86,11 +86,12 @@ def offloaded_weight_bytes(model: ModelSpec, parallel: ParallelSpec, limit: int)
 def _fused(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[int]:
     """Bytes of each parameter of a layer as engines build them: q, k and v in one, gate and up in one."""
     sizes: dict[str, int] = {}
+    formats = rank_formats(group, hidden_size, parallel)
     for tensor in group.tensors(hidden_size):
         parent, _, leaf = tensor.name.rpartition(".")
         fused = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
         name = f"{parent}.{fused.get(leaf, leaf)}"
-        sizes[name] = sizes.get(name, 0) + tensor_bytes(tensor, group.formats, parallel)
+        sizes[name] = sizes.get(name, 0) + tensor_bytes(tensor, formats, parallel)
     return list(sizes.values())
 
 

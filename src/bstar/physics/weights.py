@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 
-from bstar.physics.partition import check_parallel, layers_in_stage, rank_shape, stage_bounds
+from bstar.physics.partition import check_parallel, layers_in_stage, rank_formats, rank_shape, stage_bounds
 from bstar.specs.attention import LatentAttention
 from bstar.specs.ffn import MoeFfn
 from bstar.specs.model import ExtraBlock, LayerGroup, ModelSpec, WeightFormats
@@ -120,7 +120,7 @@ def _tables_bytes(tensors: tuple[WeightTensor, ...], formats: WeightFormats, par
 
 
 def _layer_bytes(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> int:
-    return _tables_bytes(group.tensors(hidden_size), group.formats, parallel)
+    return _tables_bytes(group.tensors(hidden_size), rank_formats(group, hidden_size, parallel), parallel)
 
 
 def absorbed_weight_bytes(model: ModelSpec, parallel: ParallelSpec | None = None) -> tuple[int, ...]:
@@ -177,10 +177,10 @@ def stage_streamed_weight_bytes(
     split = parallel or ParallelSpec()
     layer = [
         sum(
-            tensor_bytes(tensor, group.formats, split) * fraction
+            tensor_bytes(tensor, formats, split) * fraction
             for tensor, fraction in _touched(group, model.hidden_size, split, tokens)
         )
-        for group in model.layers
+        for group in model.layers for formats in [rank_formats(group, model.hidden_size, split)]
     ]
     stages = [
         float(sum(bytes_ * layers_in_stage(g, stage) for g, bytes_ in zip(model.layers, layer, strict=True)))

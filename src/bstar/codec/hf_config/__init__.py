@@ -85,7 +85,8 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     notes = list(decoder.notes)
     if not own:
         kind = str(raw.get("model_type"))[:40]
-        notes.append(f"model_type {kind!r} is not known: described by its architecture's class")
+        about = f"model_type {kind!r} is not known" if "model_type" in raw else "model_type is missing"
+        notes.append(f"{about}: described by its architecture's class")
     counted_tied = _counted_tied(top, decoder.tied, wrapper) if wrapper else None
     if wrapper is not None and wrapper.counted and top.has("tie_word_embeddings"):
         decoder.tied = top.flag("tie_word_embeddings")
