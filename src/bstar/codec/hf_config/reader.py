@@ -100,6 +100,10 @@ class Reader:
         self.touched.update(keys)
         return any(self.raw.get(k) is not None for k in keys)
 
+    def unused(self, *keys: str) -> None:
+        """Note keys of a mechanism that the class has and that no layer of this config uses."""
+        self.touched.update(self._spellings(keys))
+
     def _find(self, keys: Sequence[str]) -> Any:
         spellings = self._spellings(keys)
         self.touched.update(spellings)
