@@ -25,6 +25,7 @@ from bstar.physics.activation import (
     non_torch_bytes,
     peak_activations,
 )
+from bstar.physics.arithmetic import missing_kernel
 from bstar.physics.kv_blocks import (
     BlockPlan,
     RequestShape,
@@ -219,6 +220,10 @@ def _refusal(
     split = check_parallel(deployment.model, deployment.parallel)
     if split:
         return split[0]
+    for group in deployment.model.layers:
+        missing = missing_kernel(deployment.device, group.formats.default.compute_dtype)
+        if missing is not None:
+            return missing
     total = deployment.device.reported_memory_bytes
     if weights > total:
         return f"weights alone take {format_bytes(weights)} of the {format_bytes(total)} that the GPU reports"
