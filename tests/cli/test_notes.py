@@ -160,3 +160,74 @@ def test_an_override_changes_the_model(bstar_json: Run) -> None:
     small: Any = bstar_json("memory", *G, "--from-command", line)
     whole: Any = bstar_json("memory", "qwen3-32b", *G, "--tp", "8")
     assert small["per_gpu"]["weight_bytes"] < whole["per_gpu"]["weight_bytes"] * 2
+
+
+@pytest.mark.parametrize("gpu", ["t4", "v100-sxm2-32gb", "rtx-2080-ti"])
+def test_a_gpu_without_bf16_runs_in_fp16(bstar: Run, bstar_json: Run, gpu: str) -> None:
+    found = bstar_json("memory", "llama-3.2-1b", "--gpu", gpu)
+    assert (found["deployment"]["weight_dtype"], found["deployment"]["kv_dtype"]) == ("fp16", "fp16")
+    assert any("has no bf16" in note for note in found["notes"])
+    refused = bstar("memory", "--gpu", gpu, "--from-command", "vllm serve meta-llama/Llama-3.2-1B --dtype bfloat16")
+    assert refused.exit_code == 2
+    assert bstar("memory", "llama-3.2-1b", "--gpu", "a10").stderr == ""
+
+
+def test_explain_without_an_answer_is_exit_code_1(bstar_json: Run) -> None:
+    load = ("--input", "2000", "--output", "300")
+    slow = bstar_json("explain", "llama-3.1-8b", *G, *load, "--slo", "tpot=1ms", exit_code=1)
+    assert slow["recommended_max_num_seqs"]["value"] is None
+    bstar_json("explain", "llama-3.1-405b", *G, *load, exit_code=1)
+    bstar_json("explain", "llama-3.1-8b", *G, *load, "--slo", "tpot=50ms")
+
+
+def test_rows_of_a_curve_without_a_setting_say_why(bstar: Run) -> None:
+    text = bstar("curve", "llama-3.1-8b", "qwen3-32b", *G, "--context", "2048,8192").stdout
+    assert " ".join(text.split()).count("max_model_len 40960 needs 10.00 GiB of KV cache") == 2
+
+
+def test_the_unwritable_output_is_one_line(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    with full.open("w") as handle:
+        done = subprocess.run([sys.executable, "-m", "bstar.interfaces.cli", "catalog"], stdout=handle, check=False,
+                              stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+CONFIG_LINE = (
+    "(EngineCore_DP0 pid=221) INFO 10-02 11:02:11 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: "
+    "model='openai/gpt-oss-120b', speculative_config=None, tokenizer='openai/gpt-oss-120b', dtype=torch.bfloat16, "
+    "max_seq_len=131072, tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1, quantization=mxfp4, "
+    "enforce_eager=True, kv_cache_dtype=auto\n"
+    "(Worker_TP0 pid=300) INFO 10-02 11:03:00 [gpu_model_runner.py:2653] Model loading took 33.2 GiB and 20.1 s\n")
+NAMESPACE_LINE = (
+    "INFO 05-12 09:14:03 [api_server.py:1043] vLLM API server version 0.8.5\n"
+    "INFO 05-12 09:14:03 [api_server.py:1044] args: Namespace(subparser='serve', model='meta-llama/Llama-3.1-8B', "
+    "max_model_len=8192, tensor_parallel_size=2, gpu_memory_utilization=0.85, max_num_seqs=None)\n"
+    "INFO 05-12 09:14:40 [gpu_model_runner.py:1347] Model loading took 7.5 GiB and 4.1 s\n")
+
+
+def test_a_logs_own_lines_give_the_settings(bstar: Run, bstar_json: Run, tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "a.log"
+    path.write_text(CONFIG_LINE)
+    found = bstar_json("memory", "--gpu", "h100", "--log", str(path))["deployment"]
+    assert (found["tp"], found["max_model_len"], found["enforce_eager"]) == (2, 131072, True)
+    path.write_text(NAMESPACE_LINE)
+    found = bstar_json("memory", "--gpu", "h100", "--log", str(path))["deployment"]
+    assert (found["tp"], found["max_model_len"], found["gpu_memory_utilization"]) == (2, 8192, 0.85)
+    packed = tmp_path / "a.log.gz"
+    packed.write_bytes(gzip.compress(NAMESPACE_LINE.encode()))
+    assert bstar_json("memory", "--gpu", "h100", "--log", str(packed))["deployment"] == found
+    packed.write_bytes(gzip.compress(NAMESPACE_LINE.encode())[:40])
+    assert bstar("memory", "--gpu", "h100", "--log", str(packed)).exit_code == 2
+    other = bstar("memory", "qwen3-32b", "--gpu", "h100", "--log", str(path))
+    assert "the log is of meta-llama/Llama-3.1-8B, what is predicted is qwen3-32b" in other.stderr
+    assert bstar("memory", "llama-3.1-8b", "--gpu", "h100", "--log", str(path)).stderr == ""

@@ -100,6 +100,7 @@ def build_deployment(
     device = with_overrides(
         get_device(gpu) if isinstance(gpu, str) else gpu, memory_bytes=gpu_memory_bytes,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s, price_usd_per_hour=price_usd_per_hour)
+    spec, notes = _without_bf16(spec, device, asked=dtype)
     name, _, version = engine.partition("@")
     kind = _attention_kind(spec)
     defaults = engine_defaults(
@@ -107,7 +108,8 @@ def build_deployment(
         mla=kind in ("mla", "sparse-mla"), strict=strict_version)
     parallel = _parallel(spec, defaults.engine, tp=tp, pp=pp, dp=dp, attention_dp=attention_dp, ep=ep, dcp=dcp,
                          enable_expert_parallel=enable_expert_parallel)
-    length, notes = _max_model_len(spec, defaults, max_model_len, allow_longer=allow_long_max_model_len)
+    length, of_length = _max_model_len(spec, defaults, max_model_len, allow_longer=allow_long_max_model_len)
+    notes += of_length
     chunked = defaults.chunked_prefill(length) if enable_chunked_prefill is None else enable_chunked_prefill
     seqs, budget = _batch_limits(
         defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
@@ -175,6 +177,24 @@ def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
         outer_formats=change(model.outer_formats), checkpoint_weight_bytes=None,
         blocks=tuple(replace(b, format=plain(b.format), formats=change(b.formats)) for b in model.blocks),
         weight_dtype=fmt.name if model.weight_dtype in ("bf16", "fp16") else model.weight_dtype)
+
+
+def _without_bf16(model: ModelSpec, device: DeviceSpec, *, asked: str | None) -> tuple[ModelSpec, tuple[str, ...]]:
+    """(model, notes): in fp16 on an NVIDIA device before Ampere, which has no bf16; vLLM (dtype auto) casts there.
+
+    Raises SpecError where bf16 was asked for: the engine refuses.
+    """
+    capability = device.compute_capability
+    if model.dtype != "bf16" or device.vendor.lower() != "nvidia" or capability is None or capability >= _BF16_SINCE:
+        return model, ()
+    if asked not in (None, "auto"):
+        raise SpecError(f"dtype: {device.name} has no bf16 (compute capability {capability / 10:.1f}); "
+                        "say --dtype half in the command, or leave it out")
+    cast = replace(with_dtype(model, "fp16"), checkpoint_weight_bytes=model.checkpoint_weight_bytes)
+    return cast, (f"{device.name} has no bf16: what is unquantized is cast to fp16, as the engine does",)
+
+
+_BF16_SINCE = 80  # compute capability × 10
 
 
 def _parallel(

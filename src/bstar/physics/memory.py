@@ -268,7 +268,8 @@ def _notes(deployment: Deployment) -> tuple[str, ...]:
     out = []
     if deployment.model.multimodal:
         out.append("the encoder's share of the profile run is not modelled")
-    if deployment.model.is_moe and deployment.parallel.attention_dp > 1 and deployment.engine.name == "vllm":
+    if (deployment.model.is_moe and deployment.parallel.attention_dp > 1 and deployment.engine.name == "vllm"
+            and graphs_subtracted(deployment)):
         out.append(
             "with data-parallel experts vLLM's CUDA-graph estimate can be tens of GiB more than is used; "
             "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 turns it off")

@@ -185,7 +185,9 @@ def _compare(series: list[tuple[CurveSeries, dict[str, Any]]]) -> None:
     output.show(
         output.table(columns, rows, left=(0, 1), fold=(0, 1)),
         output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. "
-                    "One model, GPU and context at a time shows the whole curve; --plot draws all.", style="dim"))
+                    "One model, GPU and context at a time shows the whole curve; --plot draws all.", style="dim"),
+        *[output.line(f"{s.model}, {s.device}, {s.context_tokens:,} tokens: {setting['reason']}", style="yellow")
+          for s, extra in series if (setting := extra["recommended_max_num_seqs"])["value"] is None])
 
 
 def _whole(value: float | None) -> str:

@@ -63,10 +63,30 @@ def read_log(path: Path) -> EngineLog:
     """The engine log in a file. Raises ConfigError in one line."""
     from bstar.codec.engine_log import MAX_CHARACTERS, parse_log
     from bstar.codec.safe_json import open_regular
+    from bstar.errors import ConfigError
 
     handle, _size = open_regular(path, what="log")
     with handle:
-        return parse_log(handle.read(MAX_CHARACTERS // 4).decode("utf-8", errors="replace"))
+        if path.suffix.lower() != ".gz":
+            body = handle.read(MAX_CHARACTERS // 4)
+        else:
+            import zlib
+            from gzip import GzipFile
+
+            try:
+                body = GzipFile(fileobj=handle).read(MAX_CHARACTERS // 4)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ConfigError(f"log {str(path)!r}: is not gzip, or cut short ({error}); unpack it first") from None
+    return parse_log(body.decode("utf-8", errors="replace"))
+
+
+def _note_other_model(given: str, logged: str) -> None:
+    from bstar.catalog.models import get_entry
+    from bstar.catalog.models.names import key_of
+
+    entries = [entry.id if entry is not None else None for entry in (get_entry(given), get_entry(logged))]
+    if key_of(given) != key_of(logged) and (None in entries or entries[0] != entries[1]):
+        output.warn(f"the log is of {logged}, what is predicted is {given}")
 
 
 def _logged_deployment(model_name: str | None, options: dict[str, Any], logged: EngineLog) -> Deployment:
@@ -81,6 +101,8 @@ def _logged_deployment(model_name: str | None, options: dict[str, Any], logged: 
         keywords["engine"] = logged.engine + (f"@{logged.version}" if logged.version else "")
     if logged.model is not None:
         keywords["model"] = logged.model
+        if given.get("model"):
+            _note_other_model(str(given["model"]), logged.model)
     keywords |= given
     if not keywords.get("gpu"):
         raise SpecError("gpu: none given; a log does not name the device, say --gpu (bstar catalog devices lists them)")
