@@ -23,10 +23,15 @@ from bstar.catalog.models import ModelEntry, all_entries, get_entry  # noqa: E40
 from bstar.codec.hf_config import model_from_config  # noqa: E402
 from bstar.physics.weights import parameter_counts  # noqa: E402
 
-_PAIRS = {"num_hidden_layers": ("num_hidden_layers", "n_layer"),
-          "num_attention_heads": ("num_attention_heads", "n_head"), "num_key_value_heads": ("num_key_value_heads",), "head_dim": ("head_dim",),
-          "hidden_size": ("hidden_size", "n_embd"), "vocab_size": ("vocab_size",),
-          "context_length": ("max_position_embeddings", "n_positions")}
+_PAIRS = {
+    "num_hidden_layers": ("num_hidden_layers", "n_layer"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "num_key_value_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "vocab_size": ("vocab_size",),
+    "context_length": ("max_position_embeddings", "n_positions"),
+}
 
 
 def listed(executable: Path) -> list[dict[str, Any]]:

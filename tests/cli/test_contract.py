@@ -166,7 +166,8 @@ def test_plan_takes_every_load_option(bstar_json: Run) -> None:
     plain = bstar_json(*base)
     run = bstar_json(*base, "--num-requests", "100", "--seed", "1", "--burstiness", "1", "--fast",
                      "--executor", "local")
-    assert run == plain
+    assert "--num-requests, --seed" in run["notes"][0]
+    assert run | {"notes": plain["notes"]} == plain
     cached = bstar_json(*base, "--prefix", "1500,hit=0.9")
     assert cached["candidates"][0]["capacity_requests_per_s"] > plain["candidates"][0]["capacity_requests_per_s"]
     assert bstar_json(*base, "--prefix-tokens", "1500", "--prefix-hit", "0.9") == cached

@@ -68,10 +68,10 @@ def test_cold_commands_answer_in_time() -> None:
 
 
 def test_stdout_is_json_and_stderr_is_notes() -> None:
-    line = "vllm serve meta-llama/Llama-3.1-8B --port 1"
+    line = "vllm serve meta-llama/Llama-3.1-8B --enable-lora"
     done = run("memory", "--gpu", "h100", "--from-command", line, "--json")
     assert json.loads(done.stdout)["fits"] is True
-    assert done.stderr == "note: not modelled: --port 1\n"
+    assert done.stderr == "note: not modelled: --enable-lora\n"
 
 
 def test_exit_codes() -> None:

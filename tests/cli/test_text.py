@@ -49,12 +49,6 @@ def test_both_conventions_are_printable(bstar: Run) -> None:
     assert " GB" not in bstar("model", "llama-3.1-8b", "--units", "iec").stdout
 
 
-def test_what_a_command_line_loses_is_said(bstar: Run) -> None:
-    result = bstar("memory", *G, "--from-command", "vllm serve meta-llama/Llama-3.1-8B --port 1 --frobnicate 3")
-    assert "not modelled: --port 1" in result.stderr
-    assert "not a flag of vllm: --frobnicate 3" in result.stderr
-
-
 def test_a_context_beyond_what_is_served_is_said(bstar: Run) -> None:
     for args in (("explain", "llama-2-7b", *G, "--context", "8192"),
                  ("curve", "llama-2-7b", *G, "--context", "512,8192")):

@@ -77,7 +77,8 @@ def test_json_values_and_dotted_keys() -> None:
     text = """vllm serve a/b --speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}' \
       --compilation-config '{"cudagraph_capture_sizes": [1, 2, 64]}' -O3"""
     parsed = parse_command(text)
-    assert dict(parsed.settings) == {"num_speculative_tokens": 3, "cudagraph_max_size": 64}
+    assert dict(parsed.settings) == {
+        "num_speculative_tokens": 3, "speculative_method": "eagle3", "cudagraph_max_size": 64}
     assert any("eagle3" in flag for flag in parsed.unmodelled)
     assert "-O3" in parsed.unmodelled
     dotted = parse_command("vllm serve a/b --compilation-config.cudagraph_mode NONE")
@@ -165,6 +166,8 @@ def test_every_vllm_flag_is_read_with_its_arity() -> None:
             continue
         if flag.dest in ("dtype", "kv_cache_dtype"):
             values = ["auto"]
+        if flag.dest in ("hf_overrides", "rope_scaling"):
+            values = ['{"a": 1}']
         parsed = parse_command(shlex.join(["vllm", "serve", "org/model", name, *values, "--port", "1"]))
         assert parsed.model == "org/model", name
         assert parsed.unknown == (), name
@@ -250,6 +253,57 @@ def test_unmodelled_flags_ride_along() -> None:
     again = parse_command(format_command(deployment, model="a/b"))
     assert again.unmodelled == parsed.unmodelled
     assert json.loads(again.unmodelled[1].split("'")[1]) == {"num_speculative_tokens": 2}
+
+
+def test_rope_flags_and_overrides_change_the_config_and_ride_along() -> None:
+    text = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve Qwen/Qwen3-32B --rope-theta 2e6 --rope-scaling "
+            "'{\"rope_type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}' "
+            "--hf-overrides '{\"max_position_embeddings\": 131072}'")
+    parsed = parse_command(text)
+    assert set(parsed.settings["hf_overrides"]) == {"rope_theta", "rope_scaling", "max_position_embeddings"}
+    assert parsed.settings["allow_long_max_model_len"] is True
+    assert parsed.unmodelled == ()
+    built = build_deployment(parsed.model, "h200", **parsed.settings)
+    assert built.model.max_context_tokens == built.engine.max_model_len == 131072
+    again = parse_command(format_command(built))
+    assert again.settings["hf_overrides"] == parsed.settings["hf_overrides"]
+
+
+def test_secrets_are_masked_wherever_they_stand() -> None:
+    text = ("HF_TOKEN=hf_abcdefghij vllm serve a/b --api-key topsecret-1 --hf-token=topsecret-2 "
+            "--my-password topsecret-3 --kv-transfer-config '{\"api_key\": \"topsecret-4\", \"kv_role\": \"kv_both\"}' "
+            "--otlp-traces-endpoint http://me:topsecret-5@host --middleware sk-topsecret-6 --num-lookahead-slots 4")
+    parsed = parse_command(text)
+    shown = " ".join((*parsed.unmodelled, *parsed.unknown, *parsed.environment))
+    assert "topsecret" not in shown
+    assert "hf_abc" not in shown
+    assert "kv_both" in shown
+    assert "--num-lookahead-slots 4" in parsed.unmodelled
+    built = build_deployment(_model(), "h100-sxm-80gb", unmodelled=("--api-key topsecret",))
+    assert "topsecret" not in format_command(built)
+
+
+def test_flags_that_change_nothing_are_told_from_those_that_may() -> None:
+    parsed = parse_command("vllm serve a/b --port 1 --served-model-name x --enable-lora --api-key k --swap-space 4")
+    assert set(parsed.unmodelled) - set(parsed.without_effect) == {"--enable-lora"}
+
+
+def test_names_of_flags_without_effect_are_flags() -> None:
+    from bstar.codec.engine_effects import WITHOUT_EFFECT
+
+    known = {flag.dest for engine in ("vllm", "sglang", "trtllm") for flag in grammar(engine).flags.values()}
+    assert known >= WITHOUT_EFFECT
+
+
+def test_offloaded_weights_and_drafts_of_the_checkpoint_are_settings() -> None:
+    parsed = parse_command("vllm serve a/b --cpu-offload-gb 10 --speculative-config "
+                           "'{\"method\": \"deepseek_mtp\", \"num_speculative_tokens\": 1}'")
+    assert parsed.unmodelled == ()
+    assert dict(parsed.settings) == {"cpu_offload_bytes": 10 << 30, "num_speculative_tokens": 1,
+                                     "speculative_method": "deepseek_mtp"}
+    again = parse_command(format_command(build_deployment(_model(), "h100", **parsed.settings), model="a/b"))
+    assert again.settings["cpu_offload_bytes"] == 10 << 30
+    assert again.settings["speculative_method"] == "deepseek_mtp"
 
 
 def test_too_long_a_command_is_refused() -> None:

@@ -131,3 +131,24 @@ def test_not_an_object() -> None:
     for raw in ([], "x", 3, None):
         with pytest.raises(ConfigError):
             model_from_config(raw, name="m")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["4096", float("nan"), None, -1, 3.5, [1]])
+@pytest.mark.parametrize(("family", "keys"), [
+    ("llama", ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")),
+    ("gpt2", ("n_embd", "n_layer", "n_head", "vocab_size")), ("bloom", ("n_embed", "n_layer", "n_head")),
+    ("falcon", ("hidden_size", "num_hidden_layers")), ("falcon", ("n_embed", "n_layer")),
+    ("mpt", ("d_model", "n_layers", "n_heads")), ("qwen2_moe", ("num_experts", "moe_intermediate_size")),
+])
+def test_errors_name_the_key_that_the_file_has(family: str, keys: tuple[str, ...], value: object) -> None:
+    config = {"model_type": family, "vocab_size": 1000, "max_position_embeddings": 2048, "intermediate_size": 1024,
+              "num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+              "shared_expert_intermediate_size": 64, "torch_dtype": "bfloat16"}
+    for names in (("hidden_size", "n_embd", "n_embed", "d_model"), ("num_hidden_layers", "n_layer", "n_layers"),
+                  ("num_attention_heads", "n_head", "n_heads")):
+        used = next((n for n in names if n in keys), names[0])
+        config[used] = {"hidden_size": 256}.get(names[0], 4)
+    for key in keys:
+        with pytest.raises(ConfigError) as error:
+            model_from_config(config | {key: value}, name="x")
+        assert key in str(error.value).split()[1], str(error.value)

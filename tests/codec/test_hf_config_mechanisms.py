@@ -13,6 +13,7 @@ from bstar.codec.hf_config import known_model_types, model_from_config
 from bstar.codec.hf_config.multimodal import WRAPPERS
 from bstar.codec.hf_config.reader import STATED, class_defaults
 from bstar.errors import ConfigError
+from bstar.physics.weights import parameter_counts
 from bstar.specs.attention import (
     CacheEntry,
     CompressedAttention,
@@ -256,3 +257,27 @@ def test_the_documentation_names_every_known_type() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text("utf-8")
     listed = set(re.findall(r"`([\w-]+)`", page.split("## Model types")[1]))
     assert listed == set(known_model_types())
+
+
+GRANITE = {
+    "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_size": 2560,
+    "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "intermediate_size": 8192,
+    "shared_intermediate_size": 8192, "num_local_experts": 0, "num_experts_per_tok": 0, "vocab_size": 100352,
+    "max_position_embeddings": 131072, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 256,
+    "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 80, "mamba_proj_bias": False,
+}  # fmt: skip
+
+
+def test_keys_of_a_mechanism_that_no_layer_uses_are_no_error() -> None:
+    """Granite 4.0 Micro: the hybrid class with attention alone, 3,402,836,480 parameters."""
+    model = model_from_config(GRANITE | {"layer_types": ["attention"] * 40}, name="x")
+    assert parameter_counts(model).total == 3_402_836_480
+    assert not any(e.kind == "state" for g in model.layers for e in g.mixer.cache())
+    hybrid = model_from_config(GRANITE | {"layer_types": ["mamba"] * 36 + ["attention"] * 4}, name="x")
+    assert any(e.kind == "state" for g in hybrid.layers for e in g.mixer.cache())
+
+
+def test_a_deepseek_of_dense_layers_keeps_its_expert_keys() -> None:
+    config = json.loads((DATA / "deepseek-ai--DeepSeek-R1_config.json").read_text())
+    assert not model_from_config(config | {"first_k_dense_replace": 61}, name="x").is_moe

@@ -199,3 +199,13 @@ def test_a_batch_or_context_that_makes_no_sense_is_refused() -> None:
     for batch, context in ((0, 100), (-1, 100), (1, -5)):
         with pytest.raises(SpecError):
             decode_step_time(deploy(), batch, context)
+
+
+def test_a_geforce_reaches_more_of_its_halved_peak_and_not_more_flops() -> None:
+    full, half = kernel_set(89), kernel_set(89, half_rate_accumulation=True)
+    assert full.gemm["bf16"].compute < half.gemm["bf16"].compute <= 0.95
+    for name in full.gemm:
+        assert half.gemm[name].compute <= 2 * full.gemm[name].compute
+    assert half.gemm["int8"] == full.gemm["int8"]
+    assert get_device("rtx-4090").half_rate_accumulation
+    assert not get_device("l40s").half_rate_accumulation

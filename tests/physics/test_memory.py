@@ -240,3 +240,22 @@ def test_shared_indexers_had_caches_of_their_own_before_0_24() -> None:
               "max_model_len": 1_048_576, "num_speculative_tokens": 1}
     assert budget(engine="vllm@0.23.0", **common).needed_bytes / GIB == pytest.approx(60.79, abs=0.005)
     assert budget(engine="vllm@0.24.0", **common).needed_bytes / GIB < 54
+
+
+@pytest.mark.parametrize(("given", "fits"), [
+    ({"kv_cache_memory_bytes": 100 * 2**30}, False), ({"kv_cache_memory_bytes": 60 * 2**30}, True),
+    ({"num_gpu_blocks_override": 100_000}, False), ({"num_gpu_blocks_override": 30_000}, True),
+    ({"kv_cache_memory_bytes": 100 * 2**30, "engine": "trtllm"}, False),
+])
+def test_a_given_cache_needs_its_place(given: dict[str, object], fits: bool) -> None:
+    found = budget(model="llama-3.1-8b", gpu="h100-sxm-80gb", **given)
+    assert found.fits == fits
+    if not fits:
+        assert found.reason is not None and found.reason.startswith(next(iter(given)))
+
+
+def test_a_cap_on_sglang_s_pool_only_lowers_it() -> None:
+    whole = budget(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="sglang")
+    for tokens in (10_000, 10_000_000):
+        capped = budget(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="sglang", num_gpu_blocks_override=tokens)
+        assert capped.fits and capped.kv_cache_tokens == min(tokens, whole.kv_cache_tokens)

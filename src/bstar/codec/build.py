@@ -6,17 +6,20 @@ model and the flags that are set; what contradicts itself is refused as the engi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bstar.codec.engine_values import AUTO_LENGTH
+from bstar.codec.masking import masked
 from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
 from bstar.specs.engine import EngineSettings
 from bstar.specs.formats import FP32, TensorFormat, kv_format, tensor_format
 from bstar.specs.model import ModelSpec, WeightFormats
 from bstar.specs.parallel import ParallelSpec
+from bstar.units import GB, MB, TB, format_bytes
 
 if TYPE_CHECKING:
     from bstar.catalog.engines import AttentionKind, EngineDefaults
@@ -57,7 +60,11 @@ def build_deployment(
     num_gpu_blocks_override: int | None = None,
     kv_cache_memory_bytes: int | None = None,
     num_speculative_tokens: int = 0,
+    speculative_method: str | None = None,
+    cpu_offload_bytes: int = 0,
     estimate_cudagraph_memory: bool | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
+    allow_long_max_model_len: bool = False,
     performance_mode: str | None = None,
     strict_version: bool = True,
     unmodelled: Sequence[str] = (),
@@ -69,7 +76,10 @@ def build_deployment(
     dp                      with vLLM and a MoE model this is attention_dp: the engine shares the experts
     dtype                   of unquantized tensors and of the cache: bf16, fp16, fp32
     strict_version          False: an engine version that is none, or too old, gets the nearest known defaults
-    max_model_len           tokens; None the model's longest, -1 that too (the caller fits it to the memory)
+    max_model_len           tokens; None the engine's default for the model, -1 that too (the caller fits it to the
+                            memory)
+    hf_overrides            keys that replace those of the model's config.json (vLLM's --hf-overrides)
+    allow_long_max_model_len  accept a max_model_len beyond the config (VLLM_ALLOW_LONG_MAX_MODEL_LEN)
     gpu_memory_bytes, …     replace the catalog's figure of the device
     Raises SpecError, NotInCatalogError or ConfigError, each naming the flag and the remedy.
     """
@@ -78,14 +88,19 @@ def build_deployment(
     from bstar.codec.resolve import resolve_model, with_weight_dtype
 
     if isinstance(model, str):
-        spec = resolve_model(model, weight_dtype=weight_dtype, overrides=model_overrides)
+        spec = resolve_model(model, weight_dtype=weight_dtype, overrides=model_overrides,
+                             config_overrides=hf_overrides)
     else:
+        if hf_overrides:
+            raise SpecError("hf_overrides: need the model's config; give the model by its name or path")
         spec = model if weight_dtype is None else with_weight_dtype(model, weight_dtype)
     if dtype is not None and dtype != "auto":
         spec = with_dtype(spec, dtype)
+    check_figures(gpu_memory_bytes, bandwidth_bytes_per_s)
     device = with_overrides(
         get_device(gpu) if isinstance(gpu, str) else gpu, memory_bytes=gpu_memory_bytes,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s, price_usd_per_hour=price_usd_per_hour)
+    spec, notes = _without_bf16(spec, device, asked=dtype)
     name, _, version = engine.partition("@")
     kind = _attention_kind(spec)
     defaults = engine_defaults(
@@ -93,11 +108,15 @@ def build_deployment(
         mla=kind in ("mla", "sparse-mla"), strict=strict_version)
     parallel = _parallel(spec, defaults.engine, tp=tp, pp=pp, dp=dp, attention_dp=attention_dp, ep=ep, dcp=dcp,
                          enable_expert_parallel=enable_expert_parallel)
-    length = _max_model_len(spec, max_model_len)
+    length, of_length = _max_model_len(spec, defaults, max_model_len, allow_longer=allow_long_max_model_len)
+    notes += of_length
     chunked = defaults.chunked_prefill(length) if enable_chunked_prefill is None else enable_chunked_prefill
     seqs, budget = _batch_limits(
         defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
         factor=2 if performance_mode == "throughput" else 1)
+    if num_speculative_tokens > 0:
+        notes += ("speculative decoding: the memory of the checkpoint's own prediction layers is counted, what it "
+                  "gains in speed is not",)
     kv_name = kv_cache_dtype or "auto"
     kv_format(kv_name, model_dtype=spec.dtype)
     settings = EngineSettings(
@@ -108,7 +127,8 @@ def build_deployment(
         max_model_len=length,
         gpu_memory_utilization=(
             defaults.gpu_memory_utilization if gpu_memory_utilization is None else gpu_memory_utilization),
-        block_size=block_size if block_size is not None else default_block_size(spec, defaults, kv_name),
+        block_size=(default_block_size(spec, defaults, kv_name) if block_size is None
+                    else _block_size(defaults.engine, block_size)),
         kv_cache_dtype=kv_name,
         enable_prefix_caching=(
             defaults.prefix_caching(hybrid=_has_state(spec)) if enable_prefix_caching is None
@@ -126,8 +146,12 @@ def build_deployment(
         num_gpu_blocks_override=num_gpu_blocks_override,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_speculative_tokens=num_speculative_tokens,
+        speculative_method=speculative_method,
+        cpu_offload_bytes=cpu_offload_bytes,
         estimate_cudagraph_memory=estimate_cudagraph_memory,
-        unmodelled=tuple(unmodelled),
+        unmodelled=tuple(masked(flag) for flag in unmodelled),
+        config_overrides=json.dumps(dict(hf_overrides)) if hf_overrides else None,
+        notes=notes,
     )
     return Deployment(model=spec, device=device, parallel=parallel, engine=settings)
 
@@ -151,8 +175,26 @@ def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
     return replace(
         model, dtype=fmt.name, layers=tuple(replace(g, formats=change(g.formats)) for g in model.layers),
         outer_formats=change(model.outer_formats), checkpoint_weight_bytes=None,
-        blocks=tuple(replace(b, format=plain(b.format)) for b in model.blocks),
+        blocks=tuple(replace(b, format=plain(b.format), formats=change(b.formats)) for b in model.blocks),
         weight_dtype=fmt.name if model.weight_dtype in ("bf16", "fp16") else model.weight_dtype)
+
+
+def _without_bf16(model: ModelSpec, device: DeviceSpec, *, asked: str | None) -> tuple[ModelSpec, tuple[str, ...]]:
+    """(model, notes): in fp16 on an NVIDIA device before Ampere, which has no bf16; vLLM (dtype auto) casts there.
+
+    Raises SpecError where bf16 was asked for: the engine refuses.
+    """
+    capability = device.compute_capability
+    if model.dtype != "bf16" or device.vendor.lower() != "nvidia" or capability is None or capability >= _BF16_SINCE:
+        return model, ()
+    if asked not in (None, "auto"):
+        raise SpecError(f"dtype: {device.name} has no bf16 (compute capability {capability / 10:.1f}); "
+                        "say --dtype half in the command, or leave it out")
+    cast = replace(with_dtype(model, "fp16"), checkpoint_weight_bytes=model.checkpoint_weight_bytes)
+    return cast, (f"{device.name} has no bf16: what is unquantized is cast to fp16, as the engine does",)
+
+
+_BF16_SINCE = 80  # compute capability × 10
 
 
 def _parallel(
@@ -165,6 +207,8 @@ def _parallel(
             raise SpecError("dp: give --dp or --attention-dp, not both: vLLM's --data-parallel-size of a MoE model "
                             "is data-parallel attention over shared experts")
         dp, attention_dp = 1, dp
+    if enable_expert_parallel and not model.is_moe and engine == "vllm":
+        raise SpecError(f"enable_expert_parallel: {model.name} has no experts and vLLM refuses the flag; leave it out")
     if ep is None:
         ep = tp * attention_dp if enable_expert_parallel and model.is_moe else 1
     if ep > 1 and not model.is_moe:
@@ -172,14 +216,63 @@ def _parallel(
     return ParallelSpec(tp=tp, pp=pp, dp=dp, attention_dp=attention_dp, ep=ep, dcp=dcp)
 
 
-def _max_model_len(model: ModelSpec, asked: int | None) -> int:
+def _max_model_len(
+    model: ModelSpec, defaults: EngineDefaults, asked: int | None, *, allow_longer: bool
+) -> tuple[int, tuple[str, ...]]:
+    """(max_model_len, notes) by vLLM's rule (config/model.py, _get_and_verify_max_len).
+
+    The factor of YaRN lengthened the config's length before 0.30; since then the config's length counts as
+    lengthened already, and what goes beyond it needs VLLM_ALLOW_LONG_MAX_MODEL_LEN=1.
+    """
+    longest, scaled = model.max_context_tokens, model.scaled_context_tokens
+    version = tuple(int(part) for part in defaults.version.split(".")[:2] if part.isdigit())
+    default = longest
+    if defaults.engine == "vllm":
+        if scaled is not None and version < _CONFIG_LENGTH_IS_SCALED:
+            default = longest = scaled
+        if version >= _LONG_ROPE_IS_SHORT and model.engine_context_tokens is not None:
+            default = min(model.engine_context_tokens, longest)
     if asked is None or asked == AUTO_LENGTH:
-        return model.max_context_tokens
-    if asked > model.max_context_tokens:
-        raise SpecError(
-            f"max_model_len: {asked} is more than the {model.max_context_tokens} tokens of {model.name}'s config; "
-            f"lower it, or say --max-context {asked} if the model is used beyond its config")
+        return default, ()
+    if asked < 1:
+        raise SpecError(f"max_model_len: must be at least 1 token (or auto), is {asked}")
+    if asked <= longest:
+        return asked, ()
+    beyond = f"max_model_len {asked:,} is beyond the {longest:,} tokens of {model.name}'s config"
+    if allow_longer:
+        return asked, (f"{beyond}; the environment allows it",)
+    if scaled is not None and asked <= scaled:
+        return asked, (f"{beyond} but within its rope scaling: {defaults.engine} {defaults.version} wants "
+                       f"{_ALLOW_LONGER[defaults.engine]}",)
+    raise SpecError(
+        f"max_model_len: {asked} is more than the {longest} tokens of {model.name}'s config; "
+        f"lower it, or say --max-context {asked} if the model is used beyond its config")
+
+
+_CONFIG_LENGTH_IS_SCALED = (0, 30)
+_LONG_ROPE_IS_SHORT = (0, 12)  # LongRoPE's default is its original length since then
+_ALLOW_LONGER = {
+    "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 set for it",
+    "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 set for it",
+    "trtllm": "a config with the longer max_position_embeddings",
+}
+
+
+def _block_size(engine: str, asked: int) -> int:
+    # Every attention kernel of vLLM takes pages of 16 tokens or a multiple; releases before 0.11 took 1 and 8 too.
+    if engine == "vllm" and asked % 16 and asked not in (1, 8):
+        raise SpecError(f"block_size: vLLM takes multiples of 16, not {asked}; use {max(16, round(asked / 16) * 16)}")
     return asked
+
+
+def check_figures(memory_bytes: int | None, bandwidth_bytes_per_s: float | None) -> None:
+    """Raises SpecError where a device's figure is of another order than any accelerator's: its unit is wrong."""
+    if memory_bytes is not None and not 256 * MB <= memory_bytes <= 100 * TB:
+        raise SpecError(f"gpu_memory: {format_bytes(memory_bytes, binary=False)} is no accelerator's memory; "
+                        "give it with its unit, like 80GB or 80GiB")
+    if bandwidth_bytes_per_s is not None and not GB <= bandwidth_bytes_per_s <= 10_000 * TB:
+        raise SpecError(f"bandwidth: {format_bytes(bandwidth_bytes_per_s, binary=False)}/s is no accelerator's "
+                        "bandwidth; give it with its unit, like 3.35TB/s")
 
 
 def _batch_limits(

@@ -48,15 +48,42 @@ def flag_name(key: str) -> str:
 
 
 def describes_a_model(sizes: Mapping[str, int]) -> bool:
-    """Whether the flags mean to describe a whole model rather than to change a size of one."""
-    return "layers" in sizes and "hidden_size" in sizes
+    """Whether the flags mean to describe a model that is not understood; `described` says which are missing."""
+    return "layers" in sizes or "hidden_size" in sizes
+
+
+def replaced(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with keys of config.json replaced as vLLM's --hf-overrides does it.
+
+    An object inside that is a config of its own ("text_config") is changed key by key, any other value is
+    replaced. The two names of the rotary settings mean the same, and a key of the language model given at the
+    top of a multimodal config reaches it.
+    """
+    changed = dict(config)
+    nested = next((k for k in _LANGUAGE_CONFIGS if isinstance(changed.get(k), Mapping)), None)
+    for key, value in changes.items():
+        if key.endswith("_config") and isinstance(value, Mapping) and isinstance(changed.get(key), Mapping):
+            changed[key] = replaced(changed[key], value) if key in _LANGUAGE_CONFIGS else {**changed[key], **value}
+        elif nested is not None and key not in config and (key in _ROTARY or key in config[nested]):
+            changed[nested] = replaced(changed[nested], {key: value})
+        elif key in _ROTARY_OBJECTS and isinstance(value, Mapping):
+            present = next((k for k in _ROTARY_OBJECTS if isinstance(changed.get(k), Mapping)), key)
+            theta = {k: v for k, v in (changed.get(present) or {}).items() if k == "rope_theta"}
+            changed[present] = theta | dict(value)
+        else:
+            changed[key] = value
+    return changed
+
+
+_LANGUAGE_CONFIGS = ("text_config", "llm_config", "language_config")
+_ROTARY_OBJECTS = ("rope_parameters", "rope_scaling")
+_ROTARY = (*_ROTARY_OBJECTS, "rope_theta", "max_position_embeddings")
 
 
 def overridden(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
     """`config` with the sizes of `sizes` in place of its own (inside text_config where there is one)."""
     changed = dict(config)
-    nested = next((k for k in ("text_config", "llm_config", "language_config")
-                   if isinstance(changed.get(k), Mapping)), None)
+    nested = next((k for k in _LANGUAGE_CONFIGS if isinstance(changed.get(k), Mapping)), None)
     if nested is not None:
         return {**changed, nested: overridden(changed[nested], sizes)}
     if sizes.get("layers", 1) > MAX_LAYERS:

@@ -20,6 +20,7 @@ from typing import Any
 from bstar.codec import engine_settings
 from bstar.codec.engine_flags import Argument, read_arguments
 from bstar.codec.engine_launch import format_command
+from bstar.codec.masking import masked
 from bstar.errors import ConfigError, SpecError
 
 __all__ = ["ParsedCommand", "format_command", "parse_command"]
@@ -46,8 +47,10 @@ class ParsedCommand:
     model        as written, or None where the command names none
     settings     keywords of `bstar.deployment`
     unmodelled   flags of the engine that bstar does not model, as written
+    without_effect  those of `unmodelled` that change neither memory nor speed
     unknown      flags that the engine does not have, as written
     environment  NAME=value words before the launcher
+    Secrets are masked in all of them.
     """
 
     engine: str
@@ -55,6 +58,7 @@ class ParsedCommand:
     version: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     unmodelled: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
 
@@ -82,24 +86,23 @@ def parse_command(text: str) -> ParsedCommand:
     engine, version, rest, environment = launch
     rest = _up_to_separator(rest)
     arguments, positional = read_arguments(engine, rest)
-    extra_unmodelled: list[str] = []
     if engine == "vllm":
         arguments = _with_config_file(arguments)
-    settings, unmodelled, unknown = engine_settings.apply(engine_settings.HANDLERS[engine], arguments)
-    if engine == "vllm":
-        engine_settings.from_environment(environment, settings)
-    elif engine == "sglang":
+    found = engine_settings.apply(engine_settings.HANDLERS[engine], arguments)
+    settings, unmodelled = found.settings, found.unmodelled
+    engine_settings.from_environment(environment, settings)
+    if engine == "sglang":
         engine_settings.finish_sglang(settings, unmodelled)
     elif engine == "trtllm":
-        _trtllm_files(arguments, settings, extra_unmodelled)
+        _trtllm_files(arguments, settings, unmodelled)
         engine_settings.finish_trtllm(settings)
     model = settings.pop("model", None)
     if model is None and positional:
         model = positional.pop(0)
     return ParsedCommand(
-        engine=engine, model=model, version=version, settings=settings,
-        unmodelled=tuple(unmodelled + extra_unmodelled), unknown=tuple(unknown + positional),
-        environment=tuple(environment))
+        engine=engine, model=model, version=version, settings=settings, unmodelled=tuple(unmodelled),
+        without_effect=tuple(found.without_effect), unknown=(*found.unknown, *positional),
+        environment=tuple(masked(word) for word in environment))
 
 
 def _words(text: str) -> list[str]:

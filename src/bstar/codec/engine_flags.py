@@ -96,6 +96,30 @@ def read_arguments(engine: str, tokens: Sequence[str]) -> tuple[list[Argument], 
     return arguments, positional
 
 
+def refused_flag(engine: str, word: str) -> str | None:
+    """Why `engine` would not start with a word of its command that it does not have; None: it may well have it.
+
+    vLLM's table is its own parser's, so what is not in it is refused by vLLM too. Those of the others hold the
+    common flags: there only the misspelling of one that bstar models is told from a flag that is merely rare.
+    """
+    from difflib import SequenceMatcher, get_close_matches
+
+    from bstar.codec.engine_settings import HANDLERS
+
+    name = _spelling(word.split("=", 1)[0].split(" ", 1)[0])
+    flags = grammar(engine).flags
+    shown_name = name if name.isprintable() and len(name) <= 60 else repr(name[:60])
+    if not name.startswith("-"):
+        return None if engine != "vllm" else f"{shown_name} is neither a flag nor a flag's value, and vllm refuses it"
+    near = get_close_matches(name, sorted(flags, key=lambda f: -len(f)), n=1, cutoff=0.6)
+    if engine != "vllm":
+        is_misspelt = bool(near) and flags[near[0]].dest in HANDLERS[engine] and (
+            SequenceMatcher(None, name, near[0]).ratio() > 0.9)
+        return f"{shown_name} is not a flag of {engine}; did you mean {near[0]}?" if is_misspelt else None
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{shown_name} is not a flag of vllm, which refuses to start with it{hint}"
+
+
 def _is_flag(token: str) -> bool:
     return len(token) > 1 and token.startswith("-") and not _NEGATIVE_NUMBER.match(token)
 

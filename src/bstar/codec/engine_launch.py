@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from bstar.codec.build import default_block_size
 from bstar.codec.engine_settings import ONLINE_QUANTIZATION
 from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
+from bstar.units import GIB
 
+_OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
+_ALLOW_LONGER = {
+    "vllm": ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",), "sglang": ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",),
+}  # fmt: skip
 _ONLINE = {fmt: method for method, fmt in reversed(ONLINE_QUANTIZATION.items())}
 
 
 def format_command(deployment: Deployment, *, model: str | None = None) -> str:
     """The command that launches `deployment`, on one line.
 
-    model   what to serve; default: the catalog entry's Hub id, else the model's name. A weight format that
-            the engine cannot make while loading is left as a comment: it needs a checkpoint of its own.
+    model   what to serve; default: what the model was asked for by, the catalog entry's Hub id, or its name. A
+            weight format that the engine cannot make while loading is left as a comment: it needs a checkpoint of
+            its own.
     """
     online, comment = _quantization(deployment)
-    name = model or _hub_id(deployment.model.name)
+    name = model or deployment.model.served_as or _hub_id(deployment.model.name)
     if comment is not None and model is None:
         checkpoint = _checkpoint_of(deployment.model.name, deployment.model.weight_dtype)
         name, comment = (checkpoint, None) if checkpoint is not None else (name, comment)
@@ -29,6 +36,10 @@ def format_command(deployment: Deployment, *, model: str | None = None) -> str:
         words += ["--quantization", online]
     if deployment.engine.estimate_cudagraph_memory is not None and deployment.engine.name == "vllm":
         words.insert(0, f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={int(deployment.engine.estimate_cudagraph_memory)}")
+    if deployment.engine.notes and deployment.engine.max_model_len > deployment.model.max_context_tokens:
+        words = [*_ALLOW_LONGER.get(deployment.engine.name, ()), *words]
+    if deployment.engine.config_overrides and deployment.engine.name in _OVERRIDES:
+        words += [_OVERRIDES[deployment.engine.name], deployment.engine.config_overrides]
     words += deployment.engine.unmodelled
     command = " ".join(word if " " in word and word.startswith("-") else shlex.quote(word) for word in words)
     return f"{command}  # {comment}" if comment else command
@@ -103,6 +114,11 @@ def _vllm(d: Deployment, model: str) -> list[str]:
         words += ["--num-gpu-blocks-override", str(e.num_gpu_blocks_override)]
     if e.kv_cache_memory_bytes is not None:
         words += ["--kv-cache-memory-bytes", str(e.kv_cache_memory_bytes)]
+    if e.cpu_offload_bytes:
+        words += ["--cpu-offload-gb", f"{e.cpu_offload_bytes / GIB:g}"]
+    if e.drafts_with_mtp and not any(flag.startswith("--speculative-config") for flag in e.unmodelled):
+        config = {"method": e.speculative_method or "mtp", "num_speculative_tokens": e.num_speculative_tokens}
+        words += ["--speculative-config", json.dumps(config)]
     return words
 
 

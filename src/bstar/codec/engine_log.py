@@ -151,6 +151,9 @@ _VERSION = (
 )
 _MODEL = re.compile(r"with config: (?:VllmConfig\()?model='([^']+)'|\bmodel_path='([^']+)'|\s{2,}model\s+(\S+)\s*$")
 _ARGS = re.compile(r"(?:non-default args|args): (\{.*\})")
+_NAMESPACE = re.compile(r"\bargs: Namespace\((.*)\)")
+_CONFIG = re.compile(r"LLM engine \(v[^)]*\) with config: (.*)")
+_PAIR = re.compile(r"\b(\w+)=('[^']*'|[\w.\-]+)")
 _FAILURES = (
     re.compile(r"(No available memory for the cache blocks\..*)"),
     re.compile(r"(To serve at least one request with the model'?s'?s? max seq len.*)"),
@@ -169,6 +172,14 @@ _SETTINGS = {
     "async_scheduling": "async_scheduling", "num_gpu_blocks_override": "num_gpu_blocks_override",
     "kv_cache_memory_bytes": "kv_cache_memory_bytes", "enable_expert_parallel": "enable_expert_parallel",
 }  # fmt: skip
+# The engine's configuration line has every value as resolved, under names of its own.
+_CONFIG_SETTINGS = {
+    "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp",
+    "max_seq_len": "max_model_len", "kv_cache_dtype": "kv_cache_dtype", "enforce_eager": "enforce_eager",
+    "enable_prefix_caching": "enable_prefix_caching", "chunked_prefill_enabled": "enable_chunked_prefill",
+    "enable_chunked_prefill": "enable_chunked_prefill", "quantization": "weight_dtype", "dtype": "dtype",
+}  # fmt: skip
+_CONFIG_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 _PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:\([^)]*pid=\d+\)\s*)?(?:\x1b\[[0-9;]*m)*")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -180,14 +191,19 @@ def parse_log(text: str) -> EngineLog:
     found: dict[str, Any] = {}
     lines: dict[str, str] = {}
     settings: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     for line in _lines_of_last_start(text):
         _read_terms(line, found, lines)
         _read_identity(line, found, settings)
+        resolved |= _resolved_settings(line)
     if not lines and "failure" not in found and "version" not in found:
         raise ConfigError("log: no line of a vLLM or SGLang start-up log is in it; give the log from the first line "
                           "to the one that says the server is up")
     if "Explicitly set" in lines.get("kv_cache_bytes", ""):
         settings["kv_cache_memory_bytes"] = found["kv_cache_bytes"]
+    if "max_model_len" in found:
+        resolved.setdefault("max_model_len", found["max_model_len"])
+    settings = resolved | settings
     engine = found.pop("engine", None) or ("sglang" if _is_sglang(lines) else "vllm")
     return EngineLog(engine=engine, settings=settings, lines=lines, **found)
 
@@ -195,7 +211,8 @@ def parse_log(text: str) -> EngineLog:
 def _lines_of_last_start(text: str) -> Iterator[str]:
     """The lines from the last server start on (a log may hold several)."""
     lines = [line[:_LONGEST_LINE] for line in _ANSI.sub("", text).splitlines()]
-    starts = [i for i, line in enumerate(lines) if "non-default args:" in line or "server_args=ServerArgs(" in line]
+    starts = [i for i, line in enumerate(lines) if "non-default args:" in line
+              or "args: Namespace(" in line or "server_args=ServerArgs(" in line]
     yield from lines[starts[-1] if len(starts) > 1 else 0:]
 
 
@@ -231,10 +248,36 @@ def _read_identity(line: str, found: dict[str, Any], settings: dict[str, Any]) -
     arguments = _ARGS.search(line)
     if arguments is not None:
         settings.update(_vllm_settings(arguments.group(1), found))
+    namespace = _NAMESPACE.search(line)
+    if namespace is not None:
+        given = {m.group(1): _literal(m.group(2)) for m in _PAIR.finditer(namespace.group(1))}
+        settings.update({_SETTINGS[k]: v for k, v in given.items()
+                         if k in _SETTINGS and isinstance(v, bool | int | float | str)})
+        if isinstance(given.get("model"), str):
+            found.setdefault("model", given["model"])
     for pattern in _FAILURES:
         match = pattern.search(line)
         if match is not None and "failure" not in found:
             found["failure"] = " ".join(match.group(1).split())[:600]
+
+
+def _resolved_settings(line: str) -> dict[str, Any]:
+    """What vLLM's configuration line says: weaker than the flags, but there where a log has no flags."""
+    config = _CONFIG.search(line)
+    if config is None:
+        return {}
+    from bstar.codec.engine_settings import ONLINE_QUANTIZATION
+
+    out: dict[str, Any] = {}
+    for match in _PAIR.finditer(config.group(1)):
+        key, value = _CONFIG_SETTINGS.get(match.group(1)), _literal(match.group(2))
+        if key == "dtype":
+            value = _CONFIG_DTYPES.get(str(value))
+        elif key == "weight_dtype":
+            value = ONLINE_QUANTIZATION.get(str(value))  # others are what the checkpoint is
+        if key is not None and value not in (None, "auto") and isinstance(value, bool | int | float | str):
+            out.setdefault(key, value)
+    return out
 
 
 def _vllm_settings(text: str, found: dict[str, Any]) -> dict[str, Any]:

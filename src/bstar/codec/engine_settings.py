@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from bstar.codec.engine_effects import matters
 from bstar.codec.engine_flags import Argument
 from bstar.codec.engine_values import engine_float, engine_int, max_model_len
+from bstar.codec.masking import masked
 from bstar.errors import ConfigError, SpecError
 from bstar.units import GIB
 
@@ -93,19 +96,32 @@ def _elsewhere(settings: Settings, argument: Argument) -> bool:
     return True
 
 
-def apply(handlers: Mapping[str, Handler], arguments: Iterable[Argument]) -> tuple[Settings, list[str], list[str]]:
-    """(settings, unmodelled as written, unknown as written) of the arguments, the last of a flag winning."""
-    settings: Settings = {}
-    unmodelled: list[str] = []
-    unknown: list[str] = []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What the arguments came to: settings, and as written what bstar does not model or the engine does not have.
+
+    without_effect  the part of `unmodelled` that changes neither memory nor speed
+    """
+
+    settings: Settings = field(default_factory=dict)
+    unmodelled: list[str] = field(default_factory=list)
+    without_effect: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def apply(handlers: Mapping[str, Handler], arguments: Iterable[Argument]) -> Applied:
+    """The arguments' settings, the last of a flag winning; secrets are masked in what is kept as written."""
+    out = Applied()
     for argument in arguments:
         if not argument.known:
-            unknown.append(argument.text)
+            out.unknown.append(masked(argument.text))
             continue
         handler = handlers.get(argument.dest)
-        if handler is None or not handler(settings, argument):
-            unmodelled.append(argument.text)
-    return settings, unmodelled, unknown
+        if handler is None or not handler(out.settings, argument):
+            out.unmodelled.append(masked(argument.text))
+            if not matters(argument.dest):
+                out.without_effect.append(out.unmodelled[-1])
+    return out
 
 
 def _name(argument: Argument) -> str:
@@ -154,17 +170,48 @@ def _json_object(argument: Argument) -> dict[str, Any]:
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{_name(argument)}: {raw[:60]!r} is not JSON; quote it like '{{\"key\": 1}}'") from None
+        raise ConfigError(f"{_name(argument)}: {masked(raw)[:60]!r} is not JSON; "
+                          "quote it like '{\"key\": 1}'") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{_name(argument)}: must be a JSON object, is {raw[:60]!r}")
+        raise ConfigError(f"{_name(argument)}: must be a JSON object, is {masked(raw)[:60]!r}")
     return found
 
 
+def _config_keys(settings: Settings, argument: Argument) -> bool:
+    """Keys of config.json that the command replaces (--hf-overrides, SGLang's --json-model-override-args)."""
+    settings["hf_overrides"] = settings.get("hf_overrides", {}) | _json_object(argument)
+    return True
+
+
+def _rope_scaling(settings: Settings, argument: Argument) -> bool:
+    settings["hf_overrides"] = settings.get("hf_overrides", {}) | {"rope_scaling": _json_object(argument)}
+    return True
+
+
+def _rope_theta(settings: Settings, argument: Argument) -> bool:
+    theta = engine_float(_text(argument), field=_name(argument))
+    settings["hf_overrides"] = settings.get("hf_overrides", {}) | {"rope_theta": theta}
+    return True
+
+
 def _speculative(settings: Settings, argument: Argument) -> bool:
-    tokens = _json_object(argument).get("num_speculative_tokens")
+    options = _json_object(argument)
+    tokens, method = options.get("num_speculative_tokens"), options.get("method")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
         settings["num_speculative_tokens"] = tokens
-    return False  # the draft model's weights and acceptance are not modelled: list it
+    if not isinstance(method, str):
+        return False  # the draft model's weights and acceptance are not modelled: list it
+    settings["speculative_method"] = method
+    # The checkpoint's own head is modelled in memory (its acceptance is not); another draft model is not: list it.
+    return method.lower().endswith("mtp") and "num_speculative_tokens" in settings and "model" not in options
+
+
+def _cpu_offload(settings: Settings, argument: Argument) -> bool:
+    gib = engine_float(_text(argument), field=_name(argument))
+    if gib < 0:
+        raise SpecError(f"{_name(argument)}: must be at least 0 GiB, is {gib:g}")
+    settings["cpu_offload_bytes"] = round(gib * GIB)
+    return True
 
 
 def _compilation(settings: Settings, argument: Argument) -> bool:
@@ -215,6 +262,8 @@ VLLM: dict[str, Handler] = {
     "max_model_len": _length, "kv_cache_dtype": _kv_dtype, "quantization": _quantization, "dtype": _dtype,
     "scheduling_policy": _policy, "speculative_config": _speculative, "compilation_config": _compilation,
     "optimization_level": _optimization, "cudagraph_capture_sizes": capture_sizes, "performance_mode": _performance,
+    "cpu_offload_gb": _cpu_offload,
+    "hf_overrides": _config_keys, "rope_scaling": _rope_scaling, "rope_theta": _rope_theta,
 }  # fmt: skip
 
 SGLANG: dict[str, Handler] = {
@@ -227,6 +276,7 @@ SGLANG: dict[str, Handler] = {
     "disable_cuda_graph": truth("enforce_eager"), "cuda_graph_max_bs": integer("cudagraph_max_size"),
     "cuda_graph_bs": capture_sizes, "disable_overlap_schedule": truth("async_scheduling", negate=True),
     "quantization": _quantization, "dtype": _dtype, "max_total_tokens": integer("max_total_tokens"),
+    "json_model_override_args": _config_keys,
 }  # fmt: skip
 
 TRTLLM: dict[str, Handler] = {
@@ -240,14 +290,20 @@ TRTLLM: dict[str, Handler] = {
 HANDLERS: dict[str, dict[str, Handler]] = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}
 
 
+_ALLOW_LONG = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
+
+
 def from_environment(words: Iterable[str], settings: Settings) -> None:
-    """vLLM's environment variables that change what fits; the flags win."""
+    """The environment variables of the engines that change what fits or what is allowed; the flags win."""
     for word in words:
         name, _, value = word.partition("=")
+        is_on = value.strip().lower() not in ("0", "false", "")
         if name == "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS":
-            settings.setdefault("estimate_cudagraph_memory", value.strip().lower() not in ("0", "false", ""))
+            settings.setdefault("estimate_cudagraph_memory", is_on)
         elif name == "VLLM_CPU_KVCACHE_SPACE" and value.strip().isdigit() and int(value):
             settings.setdefault("kv_cache_memory_bytes", int(value) * GIB)
+        elif name in _ALLOW_LONG and is_on:
+            settings["allow_long_max_model_len"] = True
 
 
 def finish_sglang(settings: Settings, unmodelled: list[str]) -> None:

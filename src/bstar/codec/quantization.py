@@ -95,6 +95,13 @@ class Quantization:
                 tensors, lambda n: [f"layers.{index}.{x}" for x in self._spellings(n)], base)
         return self._found[key]
 
+    def prediction_formats(self, index: int, tensors: Sequence[WeightTensor], base: TensorFormat) -> WeightFormats:
+        """The formats of a prediction layer: "layers.<index>" behind the decoder's, or "mtp.layers.0"."""
+        if self.default is None and not self.named:
+            return WeightFormats(base=base, default=base)
+        stacks = (f"layers.{index}", "mtp.layers.0")
+        return self._formats(tensors, lambda n: [f"{s}.{x}" for s in stacks for x in self._spellings(n)], base)
+
     def outer_formats(self, tensors: Sequence[WeightTensor], base: TensorFormat) -> WeightFormats:
         """The formats of embedding, head and what else stands outside the layers."""
         return self._formats(tensors, lambda n: (n, "head") if n == "lm_head" else (n,), base)

@@ -90,7 +90,8 @@ def integer_groups(config: Mapping[str, Any], *, bits_keys: Sequence[str], zero_
     bits = _whole(next((config[k] for k in bits_keys if config.get(k) is not None), 4), bits_keys[0], low=1, high=8)
     group = next((config[k] for k in ("group_size", "q_group_size") if config.get(k) is not None), 128)
     size = 0 if group == -1 else _whole(group, "group_size")
-    return _integer(bits, size, scale_bits=16, zero_point_bits=bits if zero_points else 0)
+    fmt = _integer(bits, size, scale_bits=16, zero_point_bits=bits if zero_points else 0)
+    return replace(fmt, least_group=32) if size else fmt
 
 
 def bitsandbytes(config: Mapping[str, Any]) -> TensorFormat:

@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,71 @@ _REMEDY = "give a catalog name (bstar catalog models), a path to a config.json, 
 
 
 def resolve_model(
-    text: str, *, weight_dtype: str | None = None, overrides: Mapping[str, int] | None = None
+    text: str, *, weight_dtype: str | None = None, overrides: Mapping[str, int] | None = None,
+    config_overrides: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
     """The model called `text`, its GEMM weights in `weight_dtype` where one is given.
 
-    overrides   by-hand sizes (`layers`, `hidden_size`, `kv_heads`, …) that replace the config's, or
-                describe a model that no config describes
+    overrides         by-hand sizes (`layers`, `hidden_size`, `kv_heads`, …) that replace the config's, or
+                      describe a model that no config describes
+    config_overrides  keys of config.json that replace the config's own, as vLLM's --hf-overrides does
+    A name that is not the catalog's own says so in the spec's notes (see `name_note`).
     Raises ConfigError, UnsupportedArchitectureError or NotInCatalogError, each with its remedy.
     """
     name = text.strip()
     if not name or "\0" in name:
         raise ConfigError(f"model: the name is empty or holds a zero byte; {_REMEDY}")
     path = _local_path(name)
-    model = _from_path(path, overrides) if path is not None else _from_name(name, overrides)
+    changes = Changes(sizes=overrides or {}, keys=config_overrides or {})
+    model = _from_path(path, changes) if path is not None else _from_name(name, changes)
+    if path is not None:
+        served = path.parent if path.suffix.lower() in (".json", ".safetensors") else path
+        model = replace(model, served_as=str(served))
+    elif "/" in name:
+        model = replace(model, served_as=name)
     return with_weight_dtype(model, weight_dtype) if weight_dtype is not None else model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What replaces the config's own: sizes by hand (`by_hand.KEYS`) and keys as config.json spells them."""
+
+    sizes: Mapping[str, int]
+    keys: Mapping[str, Any]
+
+    def __bool__(self) -> bool:
+        return bool(self.sizes or self.keys)
+
+
+def name_note(name: str) -> str | None:
+    """One line where the catalog knows the checkpoint called `name` only by a part of its name, else None.
+
+    Silent are the catalog's own names, with the publisher's organisation or none, and those with a suffix of
+    tuning ("-Instruct") that changes no size. Another organisation's checkpoint of the same name, and a storage
+    that only the name says ("…-AWQ"), are assumptions.
+    """
+    from bstar.catalog.models import get_entry
+    from bstar.catalog.models.names import key_of
+
+    entry = None if _local_path(name) is not None else get_entry(name)
+    if entry is None:
+        return None
+    names = (entry.id, entry.hub_id, *entry.aliases)
+    asked = key_of(name).split("-")
+    extra = min(([t for t in asked if t not in key_of(n).split("-")] for n in names), key=len)
+    *before, _last = name.strip().rstrip("/").rsplit("/", 1)
+    organisations = {n.rpartition("/")[0].lower() for n in names if "/" in n}
+    foreign = bool(before) and before[0].lower() not in organisations
+    if not foreign and entry.weight_format_hint is None and all(_TUNED.fullmatch(token) for token in extra):
+        return None
+    stored = "" if entry.weight_format_hint is None else (
+        f", stored as {entry.weight_format_hint} (read off the name, not off its config)")
+    return (f"{name} is not in the catalog: taken by its name for {entry.hub_id}{stored}; "
+            "the path of its config.json is exact")
+
+
+# Suffixes of tuning and of dates; the sizes stay.
+_TUNED = re.compile(r"instruct|chat|it|pt|base|hf|thinking|(2[3-9]|0[1-9]|1[0-2])\d\d")
 
 
 def with_weight_dtype(model: ModelSpec, weight_dtype: str) -> ModelSpec:
@@ -101,7 +153,7 @@ def _in_catalog(name: str) -> bool:
     return get_entry(name) is not None
 
 
-def _from_path(path: Path, overrides: Mapping[str, int] | None) -> ModelSpec:
+def _from_path(path: Path, changes: Changes) -> ModelSpec:
     try:
         is_folder = path.is_dir()
     except OSError as error:
@@ -111,12 +163,12 @@ def _from_path(path: Path, overrides: Mapping[str, int] | None) -> ModelSpec:
 
         return read_gguf(path)
     if path.suffix.lower() == ".safetensors":
-        return _from_path(path.parent, overrides)
+        return _from_path(path.parent, changes)
     config_path = path / "config.json" if is_folder else path
     if is_folder and not _exists(config_path):
         single = sorted(path.glob("*.gguf"))
         if single:
-            return _from_path(single[0], overrides)
+            return _from_path(single[0], changes)
         raise ConfigError(f"model: the folder {shown(path)} has no config.json and no .gguf file; {_REMEDY}")
     from bstar.codec.safe_json import read_json
 
@@ -127,8 +179,8 @@ def _from_path(path: Path, overrides: Mapping[str, int] | None) -> ModelSpec:
         if quant_path != config_path and _exists(quant_path) else None
     )
     name = path.resolve().name if is_folder else _name_of(config_path)
-    model = _parse(config, quant, name=name, source=str(config_path), overrides=overrides)
-    return _with_checkpoint(model, path) if is_folder and not overrides else model
+    model = _parse(config, quant, name=name, source=str(config_path), changes=changes)
+    return _with_checkpoint(model, path) if is_folder and not changes else model
 
 
 def _exists(path: Path) -> bool:
@@ -154,25 +206,25 @@ def _with_checkpoint(model: ModelSpec, folder: Path) -> ModelSpec:
     return replace(model, checkpoint_weight_bytes=stored.loaded_bytes)
 
 
-def _from_name(name: str, overrides: Mapping[str, int] | None) -> ModelSpec:
+def _from_name(name: str, changes: Changes) -> ModelSpec:
     from bstar.catalog.models import get_entry
 
     entry = get_entry(name)
     if entry is not None:
         hint = entry.weight_format_hint
         model = _parse(entry.config, entry.hf_quant_config, name=entry.id if hint is None else name,
-                       source=entry.source, overrides=overrides)
-        if entry.unconfirmed:
-            assumed = f"assumed (only one source says it): {', '.join(entry.unconfirmed)}"
-            model = replace(model, notes=(*model.notes, assumed))
+                       source=entry.source, changes=changes)
+        notes = [f"assumed (only one source says it): {', '.join(entry.unconfirmed)}"] if entry.unconfirmed else []
+        note = name_note(name)
+        model = replace(model, notes=(*model.notes, *notes, *((note,) if note else ())))
         return model if hint is None else _hinted(model, hint)
     from bstar.codec.hub import HUB_ID, fetch_config
 
-    if overrides and by_hand.describes_a_model(overrides):
-        return _by_hand(name, overrides)
+    if by_hand.describes_a_model(changes.sizes):
+        return _by_hand(name, changes.sizes)
     if HUB_ID.match(name):
         config, quant, address = fetch_config(name)
-        return _parse(config, quant, name=name, source=address, overrides=overrides)
+        return _parse(config, quant, name=name, source=address, changes=changes)
     from bstar.catalog.models import suggest
 
     raise NotInCatalogError("model", name[:120], suggestions=suggest(name), remedy=_REMEDY)
@@ -187,20 +239,19 @@ def _hinted(model: ModelSpec, hint: str) -> ModelSpec:
 
 
 def _parse(
-    config: Mapping[str, Any], quant: Mapping[str, Any] | None, *, name: str, source: str,
-    overrides: Mapping[str, int] | None,
+    config: Mapping[str, Any], quant: Mapping[str, Any] | None, *, name: str, source: str, changes: Changes,
 ) -> ModelSpec:
     from bstar.codec.hf_config import model_from_config
 
-    if not overrides:
-        return model_from_config(config, name=name, source=source, hf_quant_config=quant)
-    changed = by_hand.overridden(config, overrides)
+    changed = by_hand.replaced(config, changes.keys) if changes.keys else config
+    if changes.sizes:
+        changed = by_hand.overridden(changed, changes.sizes)
     try:
         return model_from_config(changed, name=name, source=source, hf_quant_config=quant)
     except UnsupportedArchitectureError:
-        if not by_hand.describes_a_model(overrides):
+        if not by_hand.describes_a_model(changes.sizes):
             raise
-        return _by_hand(name, overrides)
+        return _by_hand(name, changes.sizes)
 
 
 def _by_hand(name: str, sizes: Mapping[str, int]) -> ModelSpec:

@@ -29,14 +29,14 @@ MAX_BYTES = 1 << 20
 _INTEGERS = frozenset({
     "tp", "pp", "dp", "attention_dp", "ep", "dcp", "gpu_memory_bytes", "max_num_seqs", "max_num_batched_tokens",
     "max_model_len", "block_size", "cudagraph_max_size", "long_prefill_token_threshold", "num_gpu_blocks_override",
-    "kv_cache_memory_bytes", "num_speculative_tokens",
+    "kv_cache_memory_bytes", "num_speculative_tokens", "cpu_offload_bytes",
 })  # fmt: skip
 _NUMBERS = frozenset({"gpu_memory_utilization", "bandwidth_bytes_per_s", "price_usd_per_hour"})
 _SWITCHES = frozenset({
     "enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager",
-    "estimate_cudagraph_memory", "strict_version",
+    "estimate_cudagraph_memory", "strict_version", "allow_long_max_model_len",
 })
-_SIZES = frozenset({"gpu_memory_bytes", "kv_cache_memory_bytes", "bandwidth_bytes_per_s"})
+_SIZES = frozenset({"gpu_memory_bytes", "kv_cache_memory_bytes", "cpu_offload_bytes", "bandwidth_bytes_per_s"})
 
 
 def deployment_keys() -> tuple[str, ...]:
@@ -80,6 +80,8 @@ def _checked(path: Path, key: str, value: Any) -> Any:
     if key == "model_overrides":
         found = _of_kind(where, value, dict, "a table of sizes")
         return {str(k): _of_kind(f"{where}.{k}", v, int, "a whole number") for k, v in found.items()}
+    if key == "hf_overrides":
+        return dict(_of_kind(where, value, dict, "a table of keys of config.json"))
     return _of_kind(where, value, str, "text")
 
 
@@ -160,12 +162,16 @@ def _dumped(path: Path, plain: dict[str, Any]) -> str:
         tables = {k: v for k, v in plain.items() if isinstance(v, dict)}
         lines = [f"{k} = {_toml(v)}" for k, v in plain.items() if k not in tables]
         for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items())]
+            lines += ["", f"[{name}]", *(f"{_toml(k)} = {_toml(v)}" for k, v in table.items() if v is not None)]
         return "\n".join(lines) + "\n"
     raise ConfigError(f"deployment file {str(path)!r}: its name must end in {', '.join(FORMATS)}")
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value if v is not None) + "]"
     # JSON's true/false, numbers, strings and arrays are TOML's, but for the DEL character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -6,7 +6,7 @@ Data files in `latency/data/`; every set carries its provenance ("fitted" to ker
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -20,6 +20,8 @@ _GEMM_CLASSES = {
     "fp8": "fp8", "fp8_channel": "fp8", "fp8_block": "fp8_block", "mxfp8": "fp8_block", "nvfp4": "fp4",
     "mxfp4_w4a4": "fp4", "int8": "int8",
 }  # fmt: skip
+# Classes whose multipliers accumulate in FP32.
+_FLOAT_CLASSES = ("bf16", "fp8", "fp8_block", "weight_only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +98,28 @@ def _kernel(raw: dict[str, float]) -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def kernel_set(compute_capability: int | None) -> KernelSet:
-    """The kernels of the generation with this CUDA compute capability; [default] for anything not measured."""
+def kernel_set(compute_capability: int | None, *, half_rate_accumulation: bool = False) -> KernelSet:
+    """The kernels of the generation with this CUDA compute capability; [default] for anything not measured.
+
+    half_rate_accumulation   power, not the halved rate, is what holds a full-rate sibling below its peak: the same
+                             FLOP/s are a larger share of half the peak, up to what any kernel reaches
+    """
     data = _kernels()
     default = data["default"]
     found = next((g for g in data["generation"] if compute_capability in g["compute_capabilities"]), default)
+
+    def share(kernel: Kernel) -> Kernel:
+        if not half_rate_accumulation:
+            return kernel
+        return replace(kernel, compute=min(2.0 * kernel.compute, data["largest_compute_fraction"]))
+
+    gemm = {k: _kernel(v) for k, v in {**default["gemm"], **found["gemm"]}.items()}
     return KernelSet(
         name=found["name"], source=found["source"], provenance=found["provenance"],
-        gemm={k: _kernel(v) for k, v in {**default["gemm"], **found["gemm"]}.items()},
+        gemm={k: share(v) if k in _FLOAT_CLASSES else v for k, v in gemm.items()},
         moe_gemm={k: _kernel(v) for k, v in data["moe_gemm"].items() if isinstance(v, dict)},
-        attention_decode={k: _kernel(v) for k, v in found["attention_decode"].items()},
-        attention_prefill=_kernel(found["attention_prefill"]), elementwise=_kernel(data["elementwise"]["kernel"]),
+        attention_decode={k: share(_kernel(v)) for k, v in found["attention_decode"].items()},
+        attention_prefill=share(_kernel(found["attention_prefill"])), elementwise=_kernel(data["elementwise"]["kernel"]),
         state=_kernel(data["elementwise"]["state"]), smoothing=data["smoothing"],
         graph_fraction=data["graph_fraction"],
     )  # fmt: skip
@@ -124,6 +137,12 @@ def engine_overhead(name: str) -> EngineOverhead:
         per_sequence_s=raw["per_sequence_us"] * US, per_moe_layer_s=raw["per_moe_layer_us"] * US,
         per_request_s=raw["per_request_us"] * US,
     )  # fmt: skip
+
+
+def bus_efficiency() -> float:
+    """Fraction of the host bus's bandwidth that reads of pinned host memory reach (assumed)."""
+    found: float = _kernels()["host_bus"]["bandwidth"]
+    return found
 
 
 def link_for(device: DeviceSpec, ranks: int, overhead: EngineOverhead) -> LinkUse:

@@ -26,6 +26,7 @@ from bstar.latency.efficiency import (
     kernel_set,
     link_for,
 )
+from bstar.latency.host_weights import host_reads
 from bstar.physics.arithmetic import computed_dtype, fallback_note
 from bstar.physics.operators import CompiledStep, compiled_step
 from bstar.physics.statistics import count
@@ -206,7 +207,7 @@ def step_model(deployment: Deployment) -> StepModel:
 def _build(deployment: Deployment) -> StepModel:
     device, overhead = deployment.device, engine_overhead(deployment.engine.name)
     step = compiled_step(deployment.model, deployment.parallel, deployment.kv_format, "all")
-    kernels = kernel_set(device.compute_capability)
+    kernels = kernel_set(device.compute_capability, half_rate_accumulation=device.half_rate_accumulation)
     n = len(step.works)
     peak, effective_peak = np.full(n, np.inf), np.full(n, np.inf)
     effective_bandwidth, fixed = np.empty(n), np.empty(n)
@@ -236,6 +237,7 @@ def _build(deployment: Deployment) -> StepModel:
     local = np.where(collective, 0.0, 1.0)[:, None]
     bandwidth = device.bandwidth_bytes_per_s
     routed = np.flatnonzero(step.routed)
+    host = host_reads(deployment, step)
     return StepModel(
         step=step, collective=collective, smoothing=kernels.smoothing, fixed_s=fixed, names=names, notes=tuple(notes),
         rates=np.stack([
@@ -243,7 +245,8 @@ def _build(deployment: Deployment) -> StepModel:
             step.kv_reads / effective_bandwidth[:, None], step.flops / peak[:, None],
             local * step.kv_reads / bandwidth,
         ]),
-        weights_s=step.weight_bytes / effective_bandwidth, light_weights_s=step.weight_bytes / bandwidth,
+        weights_s=step.weight_bytes * ((1 - host.share) / effective_bandwidth + host.share * host.s_per_byte),
+        light_weights_s=step.weight_bytes * ((1 - host.share) / bandwidth + host.share * host.light_s_per_byte),
         streaming=np.flatnonzero([w.kind == "attention_decode" for w in step.works]),
         rounded=np.flatnonzero([bool(w.flops) and w.kind != "attention_decode" for w in step.works]),
         routed=routed, miss=step.miss_base[routed], row_index=step.rows.argmax(axis=1),

@@ -60,21 +60,21 @@ def attention_block_tokens(model: ModelSpec, *, compute_capability: int | None, 
 
 
 def layer_pages(
-    model: ModelSpec, kv: KvFormat, *, tp: int, block_tokens: int, num_speculative_tokens: int = 0
+    model: ModelSpec, kv: KvFormat, *, tp: int, block_tokens: int, num_speculative_tokens: int = 0,
+    drafts_with_mtp: bool = False,
 ) -> tuple[tuple[Page, ...], ...]:
     """The pages of every layer, by layer index; block sizes are aligned to the states where there are any.
 
-    With speculative decoding and an MTP head in the checkpoint, the head's layers (full attention) follow
-    the decoder's.
+    drafts_with_mtp   the checkpoint's prediction layers run too: their caches follow the decoder's
     """
     by_layer: dict[int, tuple[Page, ...]] = {}
     for group in model.layers:
         pages = _mixer_pages(group.mixer, kv, model, tp, block_tokens, num_speculative_tokens)
         by_layer.update(dict.fromkeys(group.indices, pages))
     ordered = [by_layer[i] for i in range(model.num_layers)]
-    if num_speculative_tokens and model.num_mtp_layers:
-        full = [pages for pages in ordered if any(p.kind == "full" for p in pages)]
-        ordered += full[-1:] * model.num_mtp_layers
+    if drafts_with_mtp:
+        ordered += [_mixer_pages(mixer, kv, model, tp, block_tokens, num_speculative_tokens)
+                    for block in model.blocks if block.role == "mtp" for mixer in block.mixers]
     return _align_to_states(tuple(ordered))
 
 

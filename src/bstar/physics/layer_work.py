@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bstar.physics.collectives import Collective, expected_distinct_ranks
 from bstar.physics.mixing import Rank, mixer_works
-from bstar.physics.partition import rank_shape
+from bstar.physics.partition import rank_formats, rank_shape
 from bstar.physics.statistics import count
 from bstar.physics.weights import block_bytes, tensor_bytes
 from bstar.physics.work import Coefficients, Routing, Work, collective_work
@@ -49,7 +49,8 @@ def layer_works(model: ModelSpec, group: LayerGroup, rank: Rank) -> list[Work]:
     if not isinstance(mixer, NoMixer):
         works += _reduce(model, rank)
     works += _norms(group.extra, model.hidden_size, group.formats, rank)
-    works += _gemms(in_ffn, group.formats, rank, ffn if isinstance(ffn, MoeFfn) else None)
+    works += _gemms(in_ffn, rank_formats(group, model.hidden_size, rank.parallel), rank,
+                    ffn if isinstance(ffn, MoeFfn) else None)
     works += _activations(in_ffn, group, rank)
     works += _moe_exchange(model, group, ffn, rank) if isinstance(ffn, MoeFfn) else []
     if in_ffn and not (isinstance(ffn, MoeFfn) and rank.parallel.attention_dp > 1):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from bstar.physics.partition import layers_in_stage, rank_shape, stage_bounds
-from bstar.physics.weights import absorbed_weight_bytes, stage_weight_bytes
+from bstar.physics.partition import layers_in_stage, rank_formats, rank_shape, stage_bounds
+from bstar.physics.weights import absorbed_weight_bytes, stage_weight_bytes, tensor_bytes
 from bstar.specs.attention import CompressedAttention, GroupedQueryAttention, LatentAttention, Mixer, ParallelMixers
 from bstar.specs.device import DeviceSpec
 from bstar.specs.model import LayerGroup, ModelSpec
@@ -60,6 +60,39 @@ def loaded_weight_bytes(
     ]
     rope = _rotary_table_bytes(model)
     return tuple(s + a + p + rope for s, a, p in zip(stored, absorbed, padding, strict=True))
+
+
+def offloaded_weight_bytes(model: ModelSpec, parallel: ParallelSpec, limit: int) -> tuple[int, ...]:
+    """Bytes of weights per rank of each stage that stay in host memory under `limit` bytes (vLLM --cpu-offload-gb).
+
+    vLLM moves whole parameters, in the order of a stage's layers, until at least `limit` bytes are moved
+    (model_executor/offloader/uva.py); embedding and head never move.
+    """
+    if not limit:
+        return (0,) * parallel.pp
+    by_layer = {i: parameters for g in model.layers for parameters in [_fused(g, model.hidden_size, parallel)]
+                for i in g.indices}
+    out = []
+    for first, end in stage_bounds(model.num_layers, parallel.pp):
+        moved = 0
+        for size in (size for i in range(first, end) for size in by_layer[i]):
+            if moved >= limit:
+                break
+            moved += size
+        out.append(moved)
+    return tuple(out)
+
+
+def _fused(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[int]:
+    """Bytes of each parameter of a layer as engines build them: q, k and v in one, gate and up in one."""
+    sizes: dict[str, int] = {}
+    formats = rank_formats(group, hidden_size, parallel)
+    for tensor in group.tensors(hidden_size):
+        parent, _, leaf = tensor.name.rpartition(".")
+        fused = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+        name = f"{parent}.{fused.get(leaf, leaf)}"
+        sizes[name] = sizes.get(name, 0) + tensor_bytes(tensor, formats, parallel)
+    return list(sizes.values())
 
 
 def _round_up(value: int, multiple: int) -> int:

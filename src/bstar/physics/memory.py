@@ -25,6 +25,7 @@ from bstar.physics.activation import (
     non_torch_bytes,
     peak_activations,
 )
+from bstar.physics.arithmetic import missing_kernel
 from bstar.physics.kv_blocks import (
     BlockPlan,
     RequestShape,
@@ -35,9 +36,9 @@ from bstar.physics.kv_blocks import (
 )
 from bstar.physics.kv_cache import kv_bytes_per_sequence, state_bytes_per_sequence
 from bstar.physics.kv_pages import attention_block_tokens, layer_pages
-from bstar.physics.loading import loaded_weight_bytes
+from bstar.physics.loading import loaded_weight_bytes, offloaded_weight_bytes
 from bstar.physics.partition import check_parallel
-from bstar.physics.weights import block_bytes
+from bstar.physics.weights import draft_weight_bytes
 from bstar.specs.attention import LatentAttention
 from bstar.specs.deployment import Deployment
 from bstar.units import GIB, format_bytes
@@ -116,7 +117,7 @@ def kv_block_plan(deployment: Deployment, available_bytes: tuple[int, ...]) -> t
     tokens = engine.block_size or attention_block_tokens(
         model, compute_capability=device.compute_capability, cpu=device.vendor == "cpu")
     pages = layer_pages(model, deployment.kv_format, tp=parallel.tp, block_tokens=tokens,
-                        num_speculative_tokens=engine.num_speculative_tokens)
+                        num_speculative_tokens=engine.num_speculative_tokens, drafts_with_mtp=engine.drafts_with_mtp)
     batches = _batches_in_flight(deployment) if rules.in_flight_batches else 1
     states = (2 if engine.enable_prefix_caching else 1) + engine.num_speculative_tokens
     request = RequestShape(
@@ -180,7 +181,8 @@ def _vllm(deployment: Deployment) -> MemoryBudget:
     longest = engine.max_model_len
     if not plan.holds_one_request:
         longest = longest_context(plan, request, upper=longest)
-    reason = _refusal(deployment, weights[stage], available[stage], plan, longest)
+    reason = _refusal(deployment, weights[stage], available[stage], plan, longest) or _overcommitted(
+        deployment, weights[stage] + activations[stage].bytes + runtime, available[stage])
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage],
         activation_bytes=activations[stage].bytes, activation_set_by=activations[stage].set_by,
@@ -201,13 +203,13 @@ def _compile_note(peak: ActivationPeak) -> tuple[str, ...]:
 
 
 def _weights(deployment: Deployment) -> tuple[int, ...]:
-    """Loaded weights per stage; an MTP head that drafts is loaded too, on the last."""
+    """Loaded weights per stage, those in host memory left out; an MTP head that drafts is loaded too, on the last."""
     model, parallel = deployment.model, deployment.parallel
     loaded = loaded_weight_bytes(model, parallel, deployment.device)
-    if deployment.engine.num_speculative_tokens:
-        drafts = sum(block_bytes(b, parallel) for b in model.blocks if b.role == "mtp" and not b.loaded)
-        loaded = (*loaded[:-1], loaded[-1] + drafts)
-    return loaded
+    if deployment.engine.drafts_with_mtp:
+        loaded = (*loaded[:-1], loaded[-1] + draft_weight_bytes(model, parallel))
+    offloaded = offloaded_weight_bytes(model, parallel, deployment.engine.cpu_offload_bytes)
+    return tuple(w - o for w, o in zip(loaded, offloaded, strict=True))
 
 
 def _refusal(
@@ -218,6 +220,10 @@ def _refusal(
     split = check_parallel(deployment.model, deployment.parallel)
     if split:
         return split[0]
+    for group in deployment.model.layers:
+        missing = missing_kernel(deployment.device, group.formats.default.compute_dtype)
+        if missing is not None:
+            return missing
     total = deployment.device.reported_memory_bytes
     if weights > total:
         return f"weights alone take {format_bytes(weights)} of the {format_bytes(total)} that the GPU reports"
@@ -244,16 +250,34 @@ def _refusal(
     return None
 
 
+def _overcommitted(deployment: Deployment, others: int, given: int) -> str | None:
+    """Why a KV space that is given, not computed, runs out of memory; None where it is computed or has its place.
+
+    others   weights, context and the peak of a full step
+    """
+    engine, total = deployment.engine, deployment.device.reported_memory_bytes
+    flag = "kv_cache_memory_bytes" if engine.num_gpu_blocks_override is None else "num_gpu_blocks_override"
+    if getattr(engine, flag) is None or others + given <= total:
+        return None
+    return (f"{flag}: a KV cache of {format_bytes(given)} beside {format_bytes(others)} of weights, activations and "
+            f"context is more than the {format_bytes(total)} that the GPU reports; at most "
+            f"{format_bytes(max(total - others, 0))} are left for it")
+
+
 def _notes(deployment: Deployment) -> tuple[str, ...]:
     out = []
     if deployment.model.multimodal:
         out.append("the encoder's share of the profile run is not modelled")
-    if deployment.model.is_moe and deployment.parallel.attention_dp > 1 and deployment.engine.name == "vllm":
+    if (deployment.model.is_moe and deployment.parallel.attention_dp > 1 and deployment.engine.name == "vllm"
+            and graphs_subtracted(deployment)):
         out.append(
             "with data-parallel experts vLLM's CUDA-graph estimate can be tens of GiB more than is used; "
             "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 turns it off")
-    if deployment.engine.unmodelled:
-        out.append("flags not modelled: " + " ".join(deployment.engine.unmodelled))
+    offloaded = max(offloaded_weight_bytes(
+        deployment.model, deployment.parallel, deployment.engine.cpu_offload_bytes))
+    if offloaded:
+        out.append(f"{offloaded / GIB:.2f} GiB of weights per GPU stay in host memory and are read over the bus in "
+                   "every step")
     return tuple(out)
 
 
@@ -278,6 +302,8 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     length = engine.max_model_len
     per_request = kv_bytes_per_sequence(model, deployment.kv_format, length, parallel)
     per_request += state_bytes_per_sequence(model, parallel)
+    if engine.num_gpu_blocks_override is not None:  # SGLang's --max-total-tokens: the pool is no larger
+        room = min(room, round(per_request / length * engine.num_gpu_blocks_override * (engine.block_size or 1)))
     concurrency = max(room, 0) / per_request if per_request else 0.0
     tokens, size = int(concurrency * length), engine.block_size or 1
     split = check_parallel(model, parallel)
@@ -285,6 +311,8 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     if reason is None and room <= 0:
         flag = "mem-fraction-static" if engine.name == "sglang" else "free_gpu_memory_fraction"
         reason = f"not enough memory for the KV pool ({room / GIB:.2f} GiB): raise {flag} or use more GPUs"
+    if reason is None and engine.num_gpu_blocks_override is None:
+        reason = _overcommitted(deployment, weights[stage] + reserved + layers, room)
     capped = (f"requests are capped at the {tokens} tokens of the pool",) if 0 < tokens < length else ()
     return MemoryBudget(
         total_bytes=total, usable_bytes=usable, weight_bytes=weights[stage], activation_bytes=layers,

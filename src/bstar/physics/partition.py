@@ -7,12 +7,14 @@ TensorRT-LLM cut dense layers the same way.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from bstar.errors import SpecError
 from bstar.specs.attention import GatedDeltaNet, GroupedQueryAttention, LatentAttention, Mamba2
 from bstar.specs.ffn import DenseFfn, MoeFfn
-from bstar.specs.model import LayerGroup, ModelSpec
+from bstar.specs.formats import TensorFormat
+from bstar.specs.model import LayerGroup, ModelSpec, WeightFormats
 from bstar.specs.parallel import ParallelSpec
 from bstar.specs.tensors import WeightTensor
 
@@ -85,6 +87,31 @@ def _expert_share(tensor: WeightTensor, parallel: ParallelSpec) -> tuple[int, in
     return ceil(rows / width_ranks), columns, copies
 
 
+def rank_formats(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> WeightFormats:
+    """The formats of a layer on a rank: the groups of AWQ and GPTQ experts halved until a rank's share is whole groups.
+
+    vLLM and SGLang repeat the scales then (layers/quantization/moe_wna16.py); what is not divisible by the least
+    group is refused (`check_parallel`).
+    """
+    ffn = group.ffn
+    if not isinstance(ffn, MoeFfn) or parallel.moe_tp == 1:
+        return group.formats
+    changed: dict[str, TensorFormat] = {}
+    for tensor in ffn.tensors(hidden_size):
+        fmt = group.formats.of(tensor)
+        size = fmt.scale_block[1]
+        if tensor.shard != "expert" or not tensor.matmul or not fmt.least_group:
+            continue
+        while size > fmt.least_group and (ffn.width // parallel.moe_tp % size or hidden_size % size):
+            size //= 2
+        if size != fmt.scale_block[1]:
+            changed[tensor.name] = replace(fmt, scale_block=(1, size))
+    if not changed:
+        return group.formats
+    kept = tuple(o for o in group.formats.overrides if o[0] not in changed)
+    return replace(group.formats, overrides=(*changed.items(), *kept))
+
+
 def check_parallel(model: ModelSpec, parallel: ParallelSpec) -> tuple[str, ...]:
     """Why the engine would refuse this split of this model; empty where it accepts it.
 
@@ -99,7 +126,7 @@ def check_parallel(model: ModelSpec, parallel: ParallelSpec) -> tuple[str, ...]:
             reasons += _divisible(padded_vocab_rows(table.rows), tp, "the padded vocabulary")
     for group in model.layers:
         reasons += _check_mixer(group, parallel)
-        reasons += _check_ffn(group, parallel)
+        reasons += _check_ffn(group, model.hidden_size, parallel)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -130,7 +157,7 @@ def _check_mixer(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
     return []
 
 
-def _check_ffn(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
+def _check_ffn(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[str]:
     ffn, tp = group.ffn, parallel.tp
     out: list[str] = []
     if isinstance(ffn, DenseFfn):
@@ -143,14 +170,14 @@ def _check_ffn(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
             out += _divisible(ffn.shared_width, tp, "shared expert intermediate size")
         if ffn.parallel_dense_width:
             out += _divisible(ffn.parallel_dense_width, tp, "intermediate_size")
-    return out or _check_scale_blocks(group, parallel)
+    return out or _check_scale_blocks(group, hidden_size, parallel)
 
 
-def _check_scale_blocks(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
+def _check_scale_blocks(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[str]:
     """A rank's share of an FFN must be whole scale blocks where blocks are large.
 
     vLLM and SGLang refuse, for example, 192 columns of fp8 blocks of 128, and half a group of 128 int4 weights;
-    the small blocks of the fp4 formats (16 or 32) are padded instead.
+    the small blocks of the fp4 formats (16 or 32) are padded instead, and AWQ's and GPTQ's experts get smaller groups.
     """
     ffn = group.ffn
     if not isinstance(ffn, DenseFfn | MoeFfn):
@@ -161,12 +188,15 @@ def _check_scale_blocks(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
         return []
     share, what = ffn.width // ranks, "moe_intermediate_size" if moe else "intermediate_size"
     out: list[str] = []
-    for tensor in ffn.tensors(1 << 16):
-        fmt = group.formats.of(tensor)
+    formats = rank_formats(group, hidden_size, parallel)
+    for tensor in ffn.tensors(hidden_size):
+        fmt = formats.of(tensor)
         if not tensor.matmul or not fmt.is_quantized or (tensor.shard != "expert") == moe:
             continue
         block = fmt.scale_block[1 if "down_proj" in tensor.name else 0]
-        if block >= PADDED_BLOCK * 2 and share % block:
+        if block >= (PADDED_BLOCK if fmt.least_group else PADDED_BLOCK * 2) and share % block:
             remedy = "; expert parallelism keeps experts whole" if moe else ""
+            if not moe and fmt.scale_block[0] == 1:
+                remedy = "; some publishers pad the width before quantizing: then give the checkpoint's own config.json"
             out.append(f"tp: {what} {ffn.width} / {ranks} = {share} is no multiple of the scale block {block}{remedy}")
     return out

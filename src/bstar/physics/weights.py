@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 
-from bstar.physics.partition import check_parallel, layers_in_stage, rank_shape, stage_bounds
+from bstar.physics.partition import check_parallel, layers_in_stage, rank_formats, rank_shape, stage_bounds
 from bstar.specs.attention import LatentAttention
 from bstar.specs.ffn import MoeFfn
 from bstar.specs.model import ExtraBlock, LayerGroup, ModelSpec, WeightFormats
@@ -19,7 +19,8 @@ from bstar.specs.parallel import ParallelSpec
 from bstar.specs.tensors import WeightTensor
 
 __all__ = [
-    "ParameterCounts", "absorbed_weight_bytes", "check_parallel", "expected_distinct_experts", "parameter_counts",
+    "ParameterCounts", "absorbed_weight_bytes", "check_parallel", "draft_weight_bytes", "expected_distinct_experts",
+    "parameter_counts",
     "rank_shape", "stage_streamed_weight_bytes", "stage_weight_bytes", "streamed_weight_bytes", "weight_bytes",
 ]  # fmt: skip
 
@@ -102,7 +103,9 @@ def stage_weight_bytes(model: ModelSpec, parallel: ParallelSpec | None = None) -
 
 
 def block_bytes(block: ExtraBlock, parallel: ParallelSpec) -> int:
-    """Bytes of an extra block (a tower, an MTP head) on one rank; engines split them over TP as decoder layers."""
+    """Bytes of an extra block (a tower, an MTP head) on one rank: by its tensors, else by TP as decoder layers are."""
+    if block.tensors:
+        return _tables_bytes(block.tensors, block.formats, parallel)
     return ceil(block.parameters * block.format.bits / 8 / parallel.tp)
 
 
@@ -117,7 +120,7 @@ def _tables_bytes(tensors: tuple[WeightTensor, ...], formats: WeightFormats, par
 
 
 def _layer_bytes(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> int:
-    return _tables_bytes(group.tensors(hidden_size), group.formats, parallel)
+    return _tables_bytes(group.tensors(hidden_size), rank_formats(group, hidden_size, parallel), parallel)
 
 
 def absorbed_weight_bytes(model: ModelSpec, parallel: ParallelSpec | None = None) -> tuple[int, ...]:
@@ -132,11 +135,21 @@ def absorbed_weight_bytes(model: ModelSpec, parallel: ParallelSpec | None = None
         total = 0
         for group in model.layers:
             if isinstance(group.mixer, LatentAttention):
-                m = group.mixer
-                width = ceil(m.num_heads / split.tp) * (m.qk_nope_head_dim + m.v_head_dim)
-                total += layers_in_stage(group, stage) * width * m.kv_lora_rank * 2
+                total += layers_in_stage(group, stage) * _absorbed_bytes(group.mixer, split)
         out.append(total)
     return tuple(out)
+
+
+def _absorbed_bytes(mixer: LatentAttention, parallel: ParallelSpec) -> int:
+    width = ceil(mixer.num_heads / parallel.tp) * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    return width * mixer.kv_lora_rank * 2
+
+
+def draft_weight_bytes(model: ModelSpec, parallel: ParallelSpec) -> int:
+    """Bytes per rank (of the last stage) of the checkpoint's own prediction layers, which draft tokens."""
+    blocks = [b for b in model.blocks if b.role == "mtp" and not b.loaded]
+    absorbed = sum(_absorbed_bytes(m, parallel) for b in blocks for m in b.mixers if isinstance(m, LatentAttention))
+    return sum(block_bytes(b, parallel) for b in blocks) + absorbed
 
 
 def expected_distinct_experts(num_experts: int, top_k: int, tokens: float) -> float:
@@ -164,10 +177,10 @@ def stage_streamed_weight_bytes(
     split = parallel or ParallelSpec()
     layer = [
         sum(
-            tensor_bytes(tensor, group.formats, split) * fraction
+            tensor_bytes(tensor, formats, split) * fraction
             for tensor, fraction in _touched(group, model.hidden_size, split, tokens)
         )
-        for group in model.layers
+        for group in model.layers for formats in [rank_formats(group, model.hidden_size, split)]
     ]
     stages = [
         float(sum(bytes_ * layers_in_stage(g, stage) for g, bytes_ in zip(model.layers, layer, strict=True)))

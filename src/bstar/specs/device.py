@@ -61,6 +61,8 @@ class DeviceSpec:
     compute_capability    CUDA compute capability × 10 (90 for Hopper) or None
     num_sms               streaming multiprocessors (AMD: compute units) or None
     unified_memory        the memory is shared with the host CPU (GB10, Apple silicon, a CPU)
+    half_rate_accumulation  the peaks of 16-bit and fp8 floats are half of what the multipliers could do, because
+                          FP32 accumulation is halved (GeForce)
     unverified            fields that two sources do not confirm (printed as assumed)
     """
 
@@ -81,6 +83,7 @@ class DeviceSpec:
     compute_capability: int | None = None
     num_sms: int | None = None
     unified_memory: bool = False
+    half_rate_accumulation: bool = False
     price: Price | None = None
     source: str = ""
     date: str = ""

@@ -22,7 +22,13 @@ class EngineSettings:
     num_gpu_blocks_override / kv_cache_memory_bytes  take the KV space from here instead of profiling
     estimate_cudagraph_memory  whether CUDA-graph memory is estimated and taken from the KV space
                             (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); None: as the version does
+    speculative_method      what drafts where num_speculative_tokens is set, as the engine names it ("mtp",
+                            "ngram", "eagle3", …); None: the checkpoint's own prediction layers
+    cpu_offload_bytes       weights of each GPU that stay in host memory and are read over the bus every step
+                            (vLLM --cpu-offload-gb)
     unmodelled              flags that were given and that bstar does not model, as written
+    config_overrides        JSON of the keys that replace the model's config (--hf-overrides), already applied
+    notes                   what the engine would say of these settings, one line each
     """
 
     name: EngineName = "vllm"
@@ -44,7 +50,11 @@ class EngineSettings:
     kv_cache_memory_bytes: int | None = None
     num_speculative_tokens: int = 0
     estimate_cudagraph_memory: bool | None = None
+    speculative_method: str | None = None
+    cpu_offload_bytes: int = 0
     unmodelled: tuple[str, ...] = ()
+    config_overrides: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -53,7 +63,7 @@ class EngineSettings:
                 raise SpecError(f"{name}: must be a whole number of at least 1, is {value!r}")
         for name, least in (
             ("cudagraph_max_size", 0), ("long_prefill_token_threshold", 0), ("num_speculative_tokens", 0),
-            ("num_gpu_blocks_override", 1), ("kv_cache_memory_bytes", 1),
+            ("cpu_offload_bytes", 0), ("num_gpu_blocks_override", 1), ("kv_cache_memory_bytes", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
@@ -62,6 +72,12 @@ class EngineSettings:
             raise SpecError(f"gpu_memory_utilization: must be in (0, 1], is {self.gpu_memory_utilization}")
         if self.block_size is not None and self.block_size < 1:
             raise SpecError(f"block_size: must be at least 1, is {self.block_size}")
+
+    @property
+    def drafts_with_mtp(self) -> bool:
+        """Whether the checkpoint's prediction layers are loaded to draft tokens."""
+        method = (self.speculative_method or "mtp").lower()
+        return self.num_speculative_tokens > 0 and (method.endswith("mtp") or method == "nextn")
 
     @property
     def version_tuple(self) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ class TensorFormat:
                       axis: (1, 0) is one scale per output channel, (0, 0) one per tensor
     zero_point_bits   bits of one zero point per scale block (asymmetric int4/int8)
     compute_dtype     dtype that the GEMM computes in, the key of the device's peak
+    least_group       smallest group that an engine cuts the groups of experts into where a rank's share of them is
+                      no whole number of groups (AWQ, GPTQ); 0: groups stay whole
     activation_bits   bits of one activation element as the GEMM reads it
     """
 
@@ -31,6 +33,7 @@ class TensorFormat:
     scale_bits: int = 0
     scale_block: tuple[int, int] = (0, 0)
     zero_point_bits: int = 0
+    least_group: int = 0
 
     def __post_init__(self) -> None:
         if self.bits <= 0 or self.scale_bits < 0 or self.zero_point_bits < 0:
@@ -73,7 +76,7 @@ MXFP4_W4A4 = TensorFormat(
     name="mxfp4_w4a4", bits=4, compute_dtype="fp4", activation_bits=4, scale_bits=8, scale_block=(1, 32)
 )
 W4A16 = TensorFormat(
-    name="w4a16", bits=4, compute_dtype="bf16", scale_bits=16, scale_block=(1, 128), zero_point_bits=4
+    name="w4a16", bits=4, compute_dtype="bf16", scale_bits=16, scale_block=(1, 128), zero_point_bits=4, least_group=32
 )
 W4A8 = TensorFormat(
     name="w4a8", bits=4, compute_dtype="fp8", activation_bits=8, scale_bits=16, scale_block=(1, 128)

@@ -83,6 +83,9 @@ class ExtraBlock:
     streamed   whether a decode step reads them (a tower and an idle MTP head: no)
     in_total   whether `parameters.total` counts them (transformers' rule: towers mostly, MTP never)
     loaded     whether the engine loads them when it serves text
+    tensors    what the block is made of where that is known tensor by tensor (MTP layers: `parameters` is their
+               sum, and each is split over ranks and stored as `formats` say); else empty
+    mixers     what of it keeps a cache while it runs, a layer each
     """
 
     name: str
@@ -92,6 +95,9 @@ class ExtraBlock:
     streamed: bool = False
     in_total: bool = True
     loaded: bool = True
+    tensors: tuple[WeightTensor, ...] = ()
+    formats: WeightFormats = WeightFormats()
+    mixers: tuple[Mixer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +112,14 @@ class ModelSpec:
     converted_from   the checkpoint's own weight dtype where `weight_dtype` is not what it stores (the
                      engine has to quantize while loading, or another checkpoint is needed), else None
     source           where the description came from (catalog file, path)
+    served_as        what an engine is told to serve: the Hub id or path that it was asked for by; None: the
+                     catalog's Hub id of `name`
     engine_context_tokens  the engine's default max_model_len where it is not max_context_tokens (LongRoPE: the
                      original length)
-    rotary_positions  rows of the engine's rotary table where they are not max_context_tokens (linear scaling)
+    scaled_context_tokens  YaRN: original_max_position_embeddings · factor, where that is not max_context_tokens. vLLM
+                     before 0.30 serves up to it; later releases take max_position_embeddings as already scaled
+    rotary_positions  rows of the engine's rotary table where they are not max_context_tokens (linear scaling,
+                     YaRN)
     counted_tied     whether `parameters.total` counts the head as the embedding, where transformers' class
                      and the engine disagree about it; None: as `tied`
     """
@@ -136,7 +147,9 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=())
     counted_tied: bool | None = None
     engine_context_tokens: int | None = None
+    scaled_context_tokens: int | None = None
     rotary_positions: int | None = None
+    served_as: str | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("hidden_size", self.hidden_size), ("vocab_size", self.vocab_size),
@@ -168,5 +181,7 @@ class ModelSpec:
             return replace(f, default=fmt, overrides=kept if fmt.is_quantized else ())
 
         groups = tuple(replace(g, formats=change(g.formats, g.tensors(self.hidden_size))) for g in self.layers)
-        return replace(self, layers=groups, outer_formats=change(self.outer_formats, self.head_tensors),
+        blocks = tuple(
+            replace(b, formats=change(b.formats, b.tensors), format=fmt) if b.tensors else b for b in self.blocks)
+        return replace(self, layers=groups, blocks=blocks, outer_formats=change(self.outer_formats, self.head_tensors),
                        weight_dtype=fmt.name, checkpoint_weight_bytes=None)

@@ -28,7 +28,8 @@ class ModelEntry:
     hf_quant_config       as in hf_quant_config.json where the checkpoint has one
     source, date          where the facts come from and when they were read there
     confirmed             what else says the same, each with what it says ("llmfit …: shape, max context")
-    unconfirmed           keys of `config` that only `source` gives
+    unconfirmed           keys of `config` that only `source` gives; never torch_dtype, since engines load 16 bits
+                          whichever of the three float types a checkpoint states
     license               of the model, by name
     published_parameters  logical parameters, exact: the publisher's figure, or transformers' count of the
                           same config where the publisher counts otherwise (MTP heads, unused weights)

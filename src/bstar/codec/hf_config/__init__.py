@@ -5,6 +5,7 @@
     families    the table: model_type -> how its decoder is made (sparse, hybrids, older: rows that need code)
     multimodal, vision       wrappers around a text config, and their towers
     mtp         prediction layers beside the model
+    rope        how a RoPE scaling changes the longest context
     signals     keys that mean a mechanism nobody read: refused
 
 Nothing in a config is executed (`auto_map` is ignored). Every problem is a ConfigError in one line.
@@ -21,6 +22,7 @@ from bstar.codec.hf_config.mtp import mtp_block, mtp_layer_count
 from bstar.codec.hf_config.multimodal import EMBEDDED_TOWERS, TEXT_KEYS, THINKERS, WRAPPERS, Wrapper
 from bstar.codec.hf_config.older import CLASS_OF, OWN_CLASSES
 from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader, architectures, class_defaults
+from bstar.codec.hf_config.rope import positions_of
 from bstar.codec.hf_config.signals import unread_signals
 from bstar.codec.quantization import quantization_of
 from bstar.errors import ConfigError, SpecError, UnsupportedArchitectureError
@@ -83,14 +85,16 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
     notes = list(decoder.notes)
     if not own:
         kind = str(raw.get("model_type"))[:40]
-        notes.append(f"model_type {kind!r} is not known: described by its architecture's class")
+        about = f"model_type {kind!r} is not known" if "model_type" in raw else "model_type is missing"
+        notes.append(f"{about}: described by its architecture's class")
     counted_tied = _counted_tied(top, decoder.tied, wrapper) if wrapper else None
     if wrapper is not None and wrapper.counted and top.has("tie_word_embeddings"):
         decoder.tied = top.flag("tie_word_embeddings")
     if counted_tied is not None and counted_tied != decoder.tied:
         notes.append(f"parameters.total counts the head as {'the embedding' if counted_tied else 'its own'}, as "
                      "transformers does by the class's default; the engine goes by text_config")
-    context, engine_context = _contexts(text, decoder.context)
+    positions = positions_of(text, decoder.context)
+    context = positions.longest
     if wrapper is not None and not text_raw and top.has("max_position_embeddings"):
         context = top.size("max_position_embeddings", high=MAX_CONTEXT)
         notes.append("text_config is missing: the class's defaults describe the text model, as transformers does")
@@ -109,13 +113,13 @@ def _model(raw: Mapping[str, Any], *, name: str, source: str, hf_quant_config: M
         blocks.append(ExtraBlock(name="vision and audio towers", role="vision", parameters=tower, format=base))
     layers, outer = grouped(decoder, quantization, base)
     main_format = dominant_format(layers, decoder.hidden_size)
-    extra = mtp_block(text, top, decoder, main_format)
+    extra = mtp_block(text, top, decoder, quantization, base)
     if extra is not None:
         blocks.append(extra)
     return ModelSpec(
         name=name, architecture=_architecture(raw, model_type), hidden_size=decoder.hidden_size,
-        vocab_size=decoder.vocab_size, max_context_tokens=context, engine_context_tokens=engine_context,
-        rotary_positions=_rotary_positions(text, decoder.context),
+        vocab_size=decoder.vocab_size, max_context_tokens=context, engine_context_tokens=positions.default,
+        scaled_context_tokens=positions.scaled, rotary_positions=positions.rotary_rows,
         layers=layers, embedding=decoder.embedding,
         lm_head=decoder.lm_head, tied=decoder.tied, head_tensors=decoder.head_tensors, blocks=tuple(blocks),
         outer_formats=outer, dtype=dtype, kv_cache_dtype=quantization.kv_cache_dtype or decoder.kv_cache_dtype,
@@ -220,41 +224,6 @@ def _audio(top: Reader, wrapper: Wrapper, hidden: int, base: TensorFormat, notes
     reader = Reader(raw or {}, wrapper.audio_type, path="audio_config.")
     return [ExtraBlock(name="audio tower", role="vision", parameters=wrapper.audio(reader, hidden), format=base,
                        in_total=wrapper.counted)]
-
-
-# RoPE kinds whose max_position_embeddings already is the extended length (vLLM 0.32, config/model.py).
-_EXTENDED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope",
-             "proportional")
-
-
-def _contexts(text: Reader, positions: int) -> tuple[int, int | None]:
-    """(the longest context, the engine's default for max_model_len where it is another)."""
-    rope = text.raw.get("rope_scaling") or text.raw.get("rope_parameters")
-    if not isinstance(rope, Mapping):
-        return positions, None
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    factor = rope.get("factor")
-    if kind == "longrope" or kind == "su":
-        original = text.optional_size("original_max_position_embeddings", high=MAX_CONTEXT)
-        return positions, original if original is not None and original < positions else None
-    if not isinstance(kind, str) or kind in _EXTENDED or factor is None or text.model_type.startswith("gemma3"):
-        return positions, None
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor <= 4096:
-        raise text.fail("rope_scaling.factor", "must be a number of 1 to 4096")
-    return int(positions * factor), None
-
-
-def _rotary_positions(text: Reader, positions: int) -> int | None:
-    """Rows of the engine's rotary table where linear scaling makes it longer than max_position_embeddings."""
-    rope = text.raw.get("rope_scaling") or text.raw.get("rope_parameters")
-    if isinstance(rope, Mapping) and isinstance(rope.get("full_attention"), Mapping):
-        rope = rope["full_attention"]
-    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) != "linear":
-        return None
-    factor = rope.get("factor")
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 1 <= factor <= 4096:
-        raise text.fail("rope_scaling.factor", "must be a number of 1 to 4096")
-    return int(positions * factor)
 
 
 _DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "bf16",

@@ -89,6 +89,8 @@ def moe(
     def build(r: Reader, n: int) -> Sequence[Ffn]:
         flags = list(sparse(r, n))
         routed = _routed(r) if any(flags) else None
+        if routed is None and r.find(*experts):
+            r.unused(*experts, *top_k, *width, *shared_count, *shared_width)
         plain = None
         if not all(flags):
             plain = DenseFfn(width=r.size(*dense_width), gated=gated, bias=switch(r, dense_bias))

@@ -30,6 +30,8 @@ def nemotron_h(r: Reader) -> Decoder:
     """Nemotron-H, Nemotron 3: each layer is one of Mamba 2, attention, FFN or experts, behind one norm."""
     h = r.hidden_size()
     kinds = _nemotron_kinds(r)
+    r.unused("mamba_num_heads", "ssm_state_size", *EXPERT_KEYS, "moe_intermediate_size", "moe_latent_size",
+             "n_shared_experts")
     mixers: dict[str, Mixer] = {"mlp": NoMixer(), "moe": NoMixer()}
     ffns: dict[str, Ffn] = {"mamba": NoFfn(), "attention": NoFfn()}
     if "attention" in kinds:
@@ -52,7 +54,6 @@ def nemotron_h(r: Reader) -> Decoder:
             r, count=r.size(*EXPERT_KEYS, high=MAX_EXPERTS), top_k=r.size("num_experts_per_tok"),
             width=r.size("moe_intermediate_size"), gated=False, latent_size=r.optional_size("moe_latent_size"),
             shared_width=r.size("moe_shared_expert_intermediate_size"), shared_bias=r.flag("mlp_bias"))
-        r.find("n_shared_experts")
     norm = norm_vectors("norm", h, "rms")
     layers = [Layer(mixer=mixers[k], ffn=ffns[k], extra=norm) for k in kinds]
     vocab = r.vocab_size()
@@ -112,6 +113,7 @@ def granite_hybrid(r: Reader) -> Decoder:
     def mixers(reader: Reader, n: int) -> Sequence[Mixer]:
         full = hybrid_types(reader, n, ["mamba"] * n)
         attention = gqa(bias="attention_bias")(reader, n)
+        reader.unused("mamba_d_state", "mamba_n_heads")
         state: Mixer = NoMixer() if all(full) else _mamba2_d(
             reader, inner=reader.size("mamba_expand") * reader.hidden_size())
         return [attention[i] if f else state for i, f in enumerate(full)]

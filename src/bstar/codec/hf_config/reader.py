@@ -100,11 +100,12 @@ class Reader:
         self.touched.update(keys)
         return any(self.raw.get(k) is not None for k in keys)
 
+    def unused(self, *keys: str) -> None:
+        """Note keys of a mechanism that the class has and that no layer of this config uses."""
+        self.touched.update(self._spellings(keys))
+
     def _find(self, keys: Sequence[str]) -> Any:
-        spellings: list[str] = []
-        for key in keys:
-            field = self.aliases.get(key, key)
-            spellings += [key, field, *self._by_field.get(field, ())]
+        spellings = self._spellings(keys)
         self.touched.update(spellings)
         null = False
         for key in spellings:
@@ -124,6 +125,17 @@ class Reader:
                 return value
         return _MISSING
 
+    def _spellings(self, keys: Sequence[str]) -> list[str]:
+        out: list[str] = []
+        for key in keys:
+            field = self.aliases.get(key, key)
+            out += [key, field, *self._by_field.get(field, ())]
+        return out
+
+    def name_of(self, keys: Sequence[str]) -> str:
+        """The spelling that the config itself uses of `keys`; the first of them where it has none."""
+        return next((k for k in self._spellings(keys) if k in self.raw), keys[0])
+
     def fail(self, key: str, problem: str) -> ConfigError:
         """The error to raise about `key`."""
         return ConfigError(f"config.json: {self.path}{key} {problem}")
@@ -137,15 +149,15 @@ class Reader:
             if default is not None:
                 return default
             state = "is null" if value is None else "is missing"
-            raise self.fail(keys[0], f"{state}; give it as a whole number of at least {low}")
-        return self.whole(keys[0], value, low=low, high=high)
+            raise self.fail(self.name_of(keys), f"{state}; give it as a whole number of at least {low}")
+        return self.whole(self.name_of(keys), value, low=low, high=high)
 
     def optional_size(self, *keys: str, low: int = 1, high: int = MAX_SIZE) -> int | None:
         """A whole number, or None where it is null, absent everywhere, or switched off (-1)."""
         value = self._find(keys)
         if value is _MISSING or value is None:
             return None
-        return self.whole(keys[0], value, low=low, high=high)
+        return self.whole(self.name_of(keys), value, low=low, high=high)
 
     def whole(self, key: str, value: Any, *, low: int, high: int = MAX_SIZE) -> int:
         """`value` as a whole number in [low, high]."""
@@ -166,7 +178,7 @@ class Reader:
         if value is _MISSING or value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self.fail(keys[0], f"is {_shown(value)}; it must be a finite number")
+            raise self.fail(self.name_of(keys), f"is {_shown(value)}; it must be a finite number")
         return float(value)
 
     def flag(self, *keys: str, default: bool = False) -> bool:
@@ -176,7 +188,7 @@ class Reader:
             return default
         if isinstance(value, bool) or value in (0, 1):
             return bool(value)
-        raise self.fail(keys[0], f"is {_shown(value)}; it must be true or false")
+        raise self.fail(self.name_of(keys), f"is {_shown(value)}; it must be true or false")
 
     def text(self, *keys: str, default: str = "") -> str:
         """A string."""
@@ -184,7 +196,7 @@ class Reader:
         if value is _MISSING or value is None:
             return default
         if not isinstance(value, str):
-            raise self.fail(keys[0], f"is {_shown(value)}; it must be a string")
+            raise self.fail(self.name_of(keys), f"is {_shown(value)}; it must be a string")
         return value
 
     # -- lists ------------------------------------------------------------------------------------
@@ -195,11 +207,12 @@ class Reader:
         if value is _MISSING or value is None:
             return None
         if not isinstance(value, (list, tuple)):
-            raise self.fail(keys[0], f"is {_shown(value)}; it must be a list")
+            raise self.fail(self.name_of(keys), f"is {_shown(value)}; it must be a list")
         if len(value) > 4 * MAX_LAYERS:
-            raise self.fail(keys[0], f"has {len(value)} entries; at most {4 * MAX_LAYERS} are accepted")
+            raise self.fail(self.name_of(keys), f"has {len(value)} entries; at most {4 * MAX_LAYERS} are accepted")
         if length is not None and len(value) != length:
-            raise self.fail(keys[0], f"has {len(value)} entries; it must have one for each of the {length} layers")
+            raise self.fail(self.name_of(keys),
+                            f"has {len(value)} entries; it must have one for each of the {length} layers")
         return list(value)
 
     def words(self, *keys: str, length: int | None = None, allowed: Sequence[str] = ()) -> list[str] | None:
@@ -209,13 +222,13 @@ class Reader:
             return None
         for value in values:
             if not isinstance(value, str) or (allowed and value not in allowed):
-                raise self.fail(keys[0], f"holds {_shown(value)}; known kinds are {', '.join(allowed)}")
+                raise self.fail(self.name_of(keys), f"holds {_shown(value)}; known kinds are {', '.join(allowed)}")
         return values
 
     def numbers(self, *keys: str, length: int | None = None, low: int = 0) -> list[int] | None:
         """A list of whole numbers."""
         values = self.items(*keys, length=length)
-        return None if values is None else [self.whole(keys[0], v, low=low) for v in values]
+        return None if values is None else [self.whole(self.name_of(keys), v, low=low) for v in values]
 
     # -- nesting ----------------------------------------------------------------------------------
 
@@ -238,7 +251,7 @@ class Reader:
     def hidden_size(self) -> int:
         if self.has("n_embed"):  # BLOOM's and Falcon's first spelling, which their classes prefer
             return self.size("n_embed")
-        return self.size("hidden_size", "n_embd", "d_model")
+        return self.size("hidden_size", "n_embd", "d_model", "n_embed")
 
     def vocab_size(self) -> int:
         return self.size("vocab_size")

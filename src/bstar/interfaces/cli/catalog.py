@@ -76,8 +76,8 @@ def _devices(name: str | None, as_json: bool) -> None:
              if d.unverified else "") for d in chosen]
     output.show(output.table(
         ("device", "memory", "bandwidth", "bf16", "fp8", "fp4", "ridge", "$/h", ""), rows, left=(0, 8), fold=(8,)),
-        output.line("dense TFLOP/s; ridge: FLOP per byte in bf16; prices are on demand, see the detail view for source "
-                    "and date", style="dim"))
+        output.line("dense TFLOP/s; ridge: FLOP per byte in bf16 (fp16 where there is no bf16); prices are on demand, "
+                    "see the detail view for source and date", style="dim"))
 
 
 def _peak(device: Any, dtype: str) -> str:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import check_context, deploy_options, describe, headline, note_engine, take_keywords
+from bstar.interfaces.cli.deploy import (
+    check_context,
+    deploy_options,
+    describe,
+    headline,
+    note_deployment,
+    take_keywords,
+)
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import COUNTS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -71,10 +78,12 @@ def _deployments(model_names: tuple[str, ...], options: dict[str, Any], context:
     for found, key, what in ((models, "model", "MODEL"), (gpus, "gpu", "--gpu G[,G…]")):
         if not found:
             raise SpecError(f"{key}: none given; say it with {what}")
-    built = [deployment(**(keywords | {"model": m, "gpu": g})) for m in models for g in gpus]
-    note_engine(built[0])
-    for one in built:
-        check_context(one, max(context))
+    built: list[Deployment] = []
+    for name in models:
+        for gpu in gpus:
+            built.append(deployment(**(keywords | {"model": name, "gpu": gpu})))
+            note_deployment(built[-1], name)
+            check_context(built[-1], max(context))
     return built
 
 
@@ -176,7 +185,9 @@ def _compare(series: list[tuple[CurveSeries, dict[str, Any]]]) -> None:
     output.show(
         output.table(columns, rows, left=(0, 1), fold=(0, 1)),
         output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. "
-                    "One model, GPU and context at a time shows the whole curve; --plot draws all.", style="dim"))
+                    "One model, GPU and context at a time shows the whole curve; --plot draws all.", style="dim"),
+        *[output.line(f"{s.model}, {s.device}, {s.context_tokens:,} tokens: {setting['reason']}", style="yellow")
+          for s, extra in series if (setting := extra["recommended_max_num_seqs"])["value"] is None])
 
 
 def _whole(value: float | None) -> str:

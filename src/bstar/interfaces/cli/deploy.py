@@ -6,7 +6,7 @@ default for the device and model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,10 @@ from bstar.errors import SpecError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.params import (
     BANDWIDTH,
+    DEVICE_SIZE,
     ENGINE_INT,
+    FLOAT,
+    GIBIBYTES,
     MODEL_LEN,
     POSITIVE,
     SIZE,
@@ -28,7 +31,9 @@ from bstar.interfaces.cli.params import (
 )
 
 if TYPE_CHECKING:
+    from bstar.codec.engine_command import ParsedCommand
     from bstar.specs.deployment import Deployment
+    from bstar.specs.model import ModelSpec
 
 _ENGINE_FLAGS = apply(
     click.option("--engine", metavar="NAME[@VERSION]", help="vllm, sglang or trtllm; default: the newest vLLM known."),
@@ -36,7 +41,7 @@ _ENGINE_FLAGS = apply(
     click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N", help="Token budget of one step."),
     click.option("--max-model-len", type=MODEL_LEN, metavar="N|auto",
                  help="Longest request; auto: what the memory holds."),
-    click.option("--gpu-memory-utilization", type=float, metavar="F",
+    click.option("--gpu-memory-utilization", type=FLOAT, metavar="F",
                  help="Fraction of the memory that the engine may take."),
     click.option("--block-size", type=ENGINE_INT, metavar="N", help="Tokens of a KV block."),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None),
@@ -52,6 +57,7 @@ _ENGINE_FLAGS = apply(
     click.option("--long-prefill-token-threshold", type=ENGINE_INT, metavar="N", hidden=True),
     click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), hidden=True),
     click.option("--num-speculative-tokens", type=ENGINE_INT, metavar="N", hidden=True),
+    click.option("--cpu-offload-gb", "cpu_offload_bytes", type=GIBIBYTES, metavar="GIB", hidden=True),
 )
 
 layout_options = apply(
@@ -67,13 +73,16 @@ layout_options = apply(
 )
 
 _DEVICE_FIGURES = apply(
-    click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's."),
+    click.option("--gpu-memory", "gpu_memory_bytes", type=DEVICE_SIZE, metavar="SIZE",
+                 help="Instead of the catalog's: 80GB, 80GiB."),
     click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s",
                  help="Instead of the catalog's, 3.3TB/s."),
 )
 
 _SOURCES = apply(
     click.option("--from-command", metavar='"vllm serve …"', help="Take model and flags from a launch command."),
+    click.option("--allow-unknown-flags", is_flag=True,
+                 help="Go on where the command holds a flag that its engine does not have."),
     click.option("--file", "spec_file", type=click.Path(path_type=Path), metavar="F",
                  help="Take them from a yaml, toml or json file (strict)."),
     click.option("--save-spec", type=click.Path(path_type=Path), metavar="F", help="Write them to such a file."),
@@ -91,7 +100,8 @@ _KEYS = (
     "engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
     "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
     "num_gpu_blocks_override", "kv_cache_memory_bytes", "long_prefill_token_threshold", "scheduling_policy",
-    "num_speculative_tokens", "estimate_cudagraph_memory", "gpu_memory_bytes", "bandwidth_bytes_per_s",
+    "num_speculative_tokens", "cpu_offload_bytes", "estimate_cudagraph_memory", "gpu_memory_bytes",
+    "bandwidth_bytes_per_s",
 )  # fmt: skip
 
 
@@ -107,8 +117,11 @@ def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
                       ("gpu", "--gpu (bstar catalog devices lists them)")):
         if not keywords.get(key):
             raise SpecError(f"{key}: none given; say it with {what}")
+    if "," in str(keywords["gpu"]):
+        raise SpecError(f"--gpu: {keywords['gpu']} are several; this command takes one kind of GPU, bstar curve and "
+                        "bstar plan take several")
     built = deployment(**keywords)
-    note_engine(built)
+    note_deployment(built, str(keywords["model"]))
     return built
 
 
@@ -116,20 +129,26 @@ def take_keywords(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The keywords of `bstar.deployment` in the order of precedence; saved where --save-spec says so."""
     keywords: dict[str, Any] = {}
     spec_file, command = options.pop("spec_file", None), options.pop("from_command", None)
-    save = options.pop("save_spec", None)
+    save, allow_unknown = options.pop("save_spec", None), bool(options.pop("allow_unknown_flags", False))
     if spec_file is not None:
         from bstar.codec.spec_files import read_deployment_file
 
         keywords |= read_deployment_file(spec_file)
+        if keywords.get("unmodelled"):
+            from bstar.codec.masking import masked
+
+            output.warn(f"not modelled: {listed([masked(flag) for flag in keywords['unmodelled']])}")
+    flags = {key: value for key in _KEYS if (value := options.pop(key, None)) is not None}
+    if model is not None:
+        flags["model"] = model
     if command is not None:
-        keywords |= _from_command(command)
-    flags = {key: options.pop(key, None) for key in _KEYS}
-    keywords |= {key: value for key, value in flags.items() if value is not None}
+        said = from_command(command, allow_unknown=allow_unknown)
+        note_overridden(said, flags)
+        keywords |= said
+    keywords |= flags
     overrides = take_by_hand(options)
     if overrides:
         keywords["model_overrides"] = overrides
-    if model is not None:
-        keywords["model"] = model
     if save is not None:
         from bstar.codec.spec_files import write_deployment_file
 
@@ -137,7 +156,12 @@ def take_keywords(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return keywords
 
 
-def _from_command(text: str) -> dict[str, Any]:
+def from_command(text: str, *, allow_unknown: bool) -> dict[str, Any]:
+    """The keywords of `bstar.deployment` that a launch command gives; notes which of its flags are not modelled.
+
+    Raises SpecError for a flag that the engine does not have, because it would not start; `allow_unknown` makes
+    that a note.
+    """
     from bstar.codec.engine_command import parse_command
 
     command = parse_command(text)
@@ -146,11 +170,32 @@ def _from_command(text: str) -> dict[str, Any]:
     if command.model is not None:
         keywords["model"] = command.model
     if command.unmodelled:
-        output.warn(f"not modelled: {listed(command.unmodelled)}")
         keywords["unmodelled"] = command.unmodelled
+    felt = [flag for flag in command.unmodelled if flag not in command.without_effect]
+    if felt:
+        output.warn(f"not modelled: {listed(felt)}")
+    note_unknown(command, allow=allow_unknown)
+    return keywords
+
+
+def note_unknown(command: ParsedCommand, *, allow: bool) -> None:
+    """Refuses, or notes with `allow`, the words of a command that its engine does not take."""
+    from bstar.codec.engine_flags import refused_flag
+
+    for word in () if allow else command.unknown:
+        reason = refused_flag(command.engine, word)
+        if reason is not None:
+            raise SpecError(f"--from-command: {reason}; --allow-unknown-flags goes on without it")
     if command.unknown:
         output.warn(f"not a flag of {command.engine}: {listed(command.unknown)}")
-    return keywords
+
+
+def note_overridden(said: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """One line on stderr naming what the command line says differently from the launch command."""
+    changed = [f"{'MODEL' if key == 'model' else '--' + key.replace('_', '-')} {value} (the command: {said[key]})"
+               for key, value in flags.items() if key in said and said[key] != value]
+    if changed:
+        output.warn(f"instead of what --from-command says: {listed(changed)}")
 
 
 def listed(flags: Sequence[str], *, most: int = 20) -> str:
@@ -161,13 +206,23 @@ def listed(flags: Sequence[str], *, most: int = 20) -> str:
     return ", ".join(shown(f) if len(f) > 60 or not f.isprintable() else f for f in flags[:most]) + rest
 
 
-def note_engine(built: Deployment) -> None:
-    """One line on stderr where the engine version is newer than what the catalog knows."""
+def note_model(model: ModelSpec, name: str) -> None:
+    """One line on stderr where the model was only found by a part of its name."""
+    from bstar.codec.resolve import name_note
+
+    note = name_note(name)
+    if note is not None and note in model.notes:
+        output.warn(note)
+
+
+def note_deployment(built: Deployment, name: str) -> None:
+    """Lines on stderr: how the model called `name` was found, what the engine would say, a version not yet known."""
     from bstar.catalog.engines import engine_defaults
 
-    note = engine_defaults(built.engine.name, built.engine.version, built.device).note
-    if note:
-        output.warn(note)
+    note_model(built.model, name)
+    for note in (*built.engine.notes, engine_defaults(built.engine.name, built.engine.version, built.device).note):
+        if note:
+            output.warn(note)
 
 
 def check_context(built: Deployment, context: int) -> None:

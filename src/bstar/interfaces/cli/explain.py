@@ -22,6 +22,7 @@ Examples:
   bstar explain llama-3.1-70b --gpu h100 --tp 4 --input 2000 --output lognormal:mean=300,cv=1 --slo tpot=40ms
   bstar explain deepseek-r1 --gpu h200 --tp 8 --context 4096 --batch 64 --formulas
   bstar explain --gpu a100 --context 2048 --from-command "vllm serve Qwen/Qwen3-8B --max-num-seqs 512"
+Exit code 1: no max_num_seqs fits the memory and the SLO (the sheet says which).
 """
 
 _LANDMARKS = (
@@ -33,6 +34,7 @@ _LANDMARKS = (
     ("b_slo", "B_slo", "largest batch inside the TPOT limit, prefill included"),
     ("b_tok", "B_tok", "what max_num_seqs and the token budget allow"),
 )
+_NO_PREFILL = "largest batch whose step is inside the TPOT limit (a bare context has no prefill)"
 
 
 @click.command("explain", cls=SectionedCommand, epilog=_EPILOG)
@@ -49,8 +51,9 @@ _LANDMARKS = (
     units_option,
     json_option,
 )
-def explain(model_name: str | None, context: int | None, batch: int | None, formulas: bool | None, units: str,
-            as_json: bool, **options: Any) -> None:
+@click.pass_context
+def explain(ctx: click.Context, /, model_name: str | None, context: int | None, batch: int | None,
+            formulas: bool | None, units: str, as_json: bool, **options: Any) -> None:
     """The physics of a deployment: landmarks, step time, regions, and which max_num_seqs to set and why.
 
     At one --context, or under --input and --output (then B* uses the mean context that a decode step sees).
@@ -72,10 +75,11 @@ def explain(model_name: str | None, context: int | None, batch: int | None, form
     if as_json:
         output.print_json(sheet.to_dict() | {"deployment": describe(built)})
     else:
-        _show(sheet, units, formulas=formulas is not False)
+        _show(sheet, units, formulas=formulas is not False, with_prefill=workload is not None)
+    ctx.exit(0 if sheet.recommended_max_num_seqs.value is not None else 1)
 
 
-def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
+def _show(sheet: Sheet, units: str, *, formulas: bool, with_prefill: bool) -> None:
     marks, built = sheet.landmarks, sheet.deployment
     given = [
         ("mean context", f"{marks.context_tokens:,.0f} tokens", "that a decode step sees"),
@@ -87,7 +91,7 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
     ]
     values: dict[str, float | None] = {name: getattr(marks, name, None) for name, _, _ in _LANDMARKS}
     values["b_slo"] = sheet.b_slo
-    landmarks = [(label, _batch(values[name]), note)
+    landmarks = [(label, _batch(values[name]), _NO_PREFILL if name == "b_slo" and not with_prefill else note)
                  for name, label, note in _LANDMARKS
                  if not (name == "b_mem_full" and values[name] == values["b_mem"])
                  and not (name == "b_slo" and values[name] is None)]
@@ -98,7 +102,8 @@ def _show(sheet: Sheet, units: str, *, formulas: bool) -> None:
          f"{1 / sheet.step_time_s.expected:,.1f} tok/s for each user; "
          f"floor {sheet.batch / sheet.step_time_s.floor:,.0f} tok/s"),
         ("intensity", f"{sheet.arithmetic_intensity:,.1f}",
-         f"FLOP/byte; at most {format_count(marks.arithmetic_intensity_limit)} at any batch, attention's FLOPs included"),
+         f"FLOP/byte; at most {format_count(marks.arithmetic_intensity_limit)} at any batch, attention's FLOPs "
+         "included"),
         ("bound by", sheet.bound_by.replace("_", " "), _shares(sheet.shares)),
     ]
     recommended = [("max_num_seqs", _setting(sheet.recommended_max_num_seqs), sheet.recommended_max_num_seqs.reason)]
@@ -143,6 +148,8 @@ def _ruler(sheet: Sheet) -> Any:
     """The batch regions on one line: "1 ─ weight bound ─ 29 ─ saturating ─ 238 …"."""
     parts: list[str] = []
     for name, start, stop in sheet.regions:
+        if stop is not None and stop <= 1:
+            continue  # no batch is in it
         parts.append(f"{_batch(max(start, 1))} ┄ {name.replace('_', ' ')} ┄")
         if stop is None:
             parts.append("∞")

@@ -9,7 +9,7 @@ import click
 
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.params import COUNT, POSITIVE, RATE, SECONDS, apply
+from bstar.interfaces.cli.params import COUNT, FLOAT, POSITIVE, RATE, SECONDS, apply
 
 if TYPE_CHECKING:
     from bstar.specs.slo import Slo
@@ -27,7 +27,7 @@ prefix_options = apply(
     click.option("--prefix", metavar="N[,hit=F]",
                  help="A prompt prefix of N tokens shared between requests, found cached by the share F (1)."),
     click.option("--prefix-tokens", type=COUNT, metavar="N", hidden=True),
-    click.option("--prefix-hit-fraction", "--prefix-hit", "prefix_hit_fraction", type=float, metavar="F", hidden=True),
+    click.option("--prefix-hit-fraction", "--prefix-hit", "prefix_hit_fraction", type=FLOAT, metavar="F", hidden=True),
 )
 
 # A load for a simulation has these too; closed forms look at the steady state.
@@ -41,7 +41,7 @@ run_options = apply(
 load_options = apply(
     length_options,
     click.option("--rate", type=RATE, metavar="R", help="Open loop: requests per second (10, 600/min)."),
-    click.option("--burstiness", type=float, metavar="F", help="Gamma shape of the gaps: 1 Poisson, below 1 burstier."),
+    click.option("--burstiness", type=FLOAT, metavar="F", help="Gamma shape of the gaps: 1 Poisson, below 1 burstier."),
     click.option("--concurrency", type=POSITIVE, metavar="C", help="Closed loop: clients."),
     prefix_options,
     run_options,
@@ -50,7 +50,7 @@ load_options = apply(
 slo_options = apply(
     click.option("--slo", metavar="SLO",
                  help="ttft=500ms,tpot=50ms,e2e=10s or a preset: chat, autocomplete, streaming, agent, batch."),
-    click.option("--attainment", type=float, metavar="F", help="Share of requests that must meet every limit (0.99)."),
+    click.option("--attainment", type=FLOAT, metavar="F", help="Share of requests that must meet every limit (0.99)."),
 )
 
 

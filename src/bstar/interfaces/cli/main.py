@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -91,6 +92,11 @@ class LazyGroup(click.Group):
         except BrokenPipeError:
             _silence_stdout()
             code = 141
+        except OSError as error:  # of the output only: bstar's own readers turn theirs into a BstarError
+            if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+                raise
+            _silence_stdout()
+            code = _report(f"the output cannot be written ({error.strerror}); choose another place for it", 2)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_engine, take_deployment
+from bstar.interfaces.cli.deploy import deploy_options, describe, headline, note_deployment, take_deployment
 from bstar.interfaces.cli.params import apply, complete_models, json_option, units_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import GIB, format_bytes
@@ -63,10 +63,30 @@ def read_log(path: Path) -> EngineLog:
     """The engine log in a file. Raises ConfigError in one line."""
     from bstar.codec.engine_log import MAX_CHARACTERS, parse_log
     from bstar.codec.safe_json import open_regular
+    from bstar.errors import ConfigError
 
     handle, _size = open_regular(path, what="log")
     with handle:
-        return parse_log(handle.read(MAX_CHARACTERS // 4).decode("utf-8", errors="replace"))
+        if path.suffix.lower() != ".gz":
+            body = handle.read(MAX_CHARACTERS // 4)
+        else:
+            import zlib
+            from gzip import GzipFile
+
+            try:
+                body = GzipFile(fileobj=handle).read(MAX_CHARACTERS // 4)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ConfigError(f"log {str(path)!r}: is not gzip, or cut short ({error}); unpack it first") from None
+    return parse_log(body.decode("utf-8", errors="replace"))
+
+
+def _note_other_model(given: str, logged: str) -> None:
+    from bstar.catalog.models import get_entry
+    from bstar.catalog.models.names import key_of
+
+    entries = [entry.id if entry is not None else None for entry in (get_entry(given), get_entry(logged))]
+    if key_of(given) != key_of(logged) and (None in entries or entries[0] != entries[1]):
+        output.warn(f"the log is of {logged}, what is predicted is {given}")
 
 
 def _logged_deployment(model_name: str | None, options: dict[str, Any], logged: EngineLog) -> Deployment:
@@ -81,13 +101,15 @@ def _logged_deployment(model_name: str | None, options: dict[str, Any], logged: 
         keywords["engine"] = logged.engine + (f"@{logged.version}" if logged.version else "")
     if logged.model is not None:
         keywords["model"] = logged.model
+        if given.get("model"):
+            _note_other_model(str(given["model"]), logged.model)
     keywords |= given
     if not keywords.get("gpu"):
         raise SpecError("gpu: none given; a log does not name the device, say --gpu (bstar catalog devices lists them)")
     if not keywords.get("model"):
         raise SpecError("model: none given and the log does not name it; say MODEL")
     built = deployment(**keywords)
-    note_engine(built)
+    note_deployment(built, str(keywords["model"]))
     return built
 
 
@@ -138,7 +160,7 @@ def _rows(sheet: dict[str, Any], built: Deployment, units: str) -> list[tuple[st
         ("the driver reports", size("total_bytes"), built.device.name),
         ("− weights", size("weight_bytes"), f"{built.model.weight_dtype}, as loaded"),
         ("− activations", size("activation_bytes"),
-         f"peak of a step of {engine.max_num_batched_tokens:,} tokens, in the {sheet['activation_set_by']}"),
+         _peak_note(engine.max_num_batched_tokens, sheet["activation_set_by"])),
         ("− runtime", size("runtime_bytes"), "CUDA context, NCCL, workspaces"),
         ("− CUDA graphs" if subtracted else "(CUDA graphs)", size("cuda_graph_bytes"),
          _graph_note(built, subtracted=subtracted)),
@@ -180,11 +202,18 @@ def _show(sheet: dict[str, Any], built: Deployment, units: str, logged: EngineLo
     output.show(*parts)
 
 
+def _peak_note(tokens: int, set_by: str) -> str:
+    where = "while compiling" if set_by == "compile" else f"in the {set_by}"
+    return f"peak of a step of {tokens:,} tokens, {where}"
+
+
 def _graph_note(built: Deployment, *, subtracted: bool) -> str:
     if built.engine.cudagraph_max_size == 0:
         return "no CUDA graphs"
     if built.engine.name == "vllm" and not subtracted:
-        return f"batches up to {built.engine.cudagraph_max_size}; not subtracted (as before vLLM 0.20)"
+        if built.engine.estimate_cudagraph_memory is False:
+            return f"batches up to {built.engine.cudagraph_max_size}; not subtracted (switched off)"
+        return f"batches up to {built.engine.cudagraph_max_size}; not subtracted by this release"
     left = "" if subtracted else "; taken later, from what is left over"
     return f"batches up to {built.engine.cudagraph_max_size}{left}"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.deploy import note_model
 from bstar.interfaces.cli.mechanisms import ffn_text, mixer_kind, mixer_text, positions
 from bstar.interfaces.cli.params import (
     POSITIVE,
@@ -60,6 +61,7 @@ def model(model_name: str, as_json: bool, units: str, **options: Any) -> None:
 
     overrides = take_by_hand(options)
     spec = resolve_model(model_name, weight_dtype=options.pop("weight_dtype"), overrides=overrides)
+    note_model(spec, model_name)
     sheet = model_sheet(spec, **options)
     if as_json:
         output.print_json(sheet)
@@ -186,7 +188,7 @@ def _show(sheet: dict[str, Any], units: str) -> None:
         left=(1, 2, 3, 4, 5, 6), fold=(1, 3, 5))
     about = f"{sheet['architecture']} · {sheet['num_layers']} layers × {sheet['hidden_size']:,}"
     output.show(output.heading(sheet["model"], about), output.facts(rows), output.line(""), groups,
-                *[output.line("note: " + n, style="dim") for n in sheet["notes"]],
+                *[output.line("note: " + n, style="dim") for n in sheet["notes"] if not output.was_said(n)],
                 output.line(f"source: {sheet['source'] or 'unknown'}", style="dim"))
 
 

@@ -43,13 +43,31 @@ def jsonable(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Write one JSON document to stdout."""
-    click.echo(json.dumps(jsonable(value), indent=2, allow_nan=False, ensure_ascii=False))
+    """Write one JSON document to stdout; what `warn` said is in the `notes` of an object."""
+    plain = jsonable(value)
+    if isinstance(plain, dict) and _said():
+        plain["notes"] = list(dict.fromkeys([*_said(), *plain.get("notes", [])]))
+    click.echo(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False))
 
 
 def warn(message: str) -> None:
-    """One line on stderr."""
-    click.echo("note: " + " ".join(message.split()), err=True)
+    """One line on stderr, once."""
+    text = " ".join(message.split())
+    if text not in _said():
+        _said().append(text)
+        click.echo("note: " + text, err=True)
+
+
+def was_said(message: str) -> bool:
+    """Whether `warn` printed it in this invocation."""
+    return " ".join(message.split()) in _said()
+
+
+def _said() -> list[str]:
+    """What this invocation printed as notes."""
+    context = click.get_current_context(silent=True)
+    found: list[str] = [] if context is None else context.find_root().meta.setdefault("bstar.notes", [])
+    return found
 
 
 def console() -> Console:

@@ -9,7 +9,7 @@ import click
 
 from bstar import units
 from bstar.codec.by_hand import KEYS, flag_name
-from bstar.codec.engine_values import engine_int, max_model_len
+from bstar.codec.engine_values import engine_float, engine_int, max_model_len
 from bstar.errors import UnitError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ SECONDS = Parsed("time", units.parse_seconds)
 RATE = Parsed("rate", units.parse_rate)
 COUNT = Parsed("n", units.parse_count)
 ENGINE_INT = Parsed("n", engine_int)
+FLOAT = Parsed("f", engine_float)
 MODEL_LEN = Parsed("n|auto", max_model_len)
 
 
@@ -62,10 +63,31 @@ def _positive_count(text: str, *, field: str) -> int:
 POSITIVE = Parsed("n", _positive_count)
 
 
+def _with_unit(text: str, *, field: str) -> int:
+    """Bytes of a size that says its unit: nobody means a GPU of 80 bytes by --gpu-memory 80."""
+    found = units.parse_bytes(text, field=field)
+    if not text.strip()[-1:].isalpha():
+        raise UnitError(f"{field}: {text.strip()} has no unit; say {text.strip()}GB or {text.strip()}GiB")
+    return found
+
+
 def _bandwidth(text: str, *, field: str) -> float:
-    return float(units.parse_bytes(text.strip().removesuffix("/s"), field=field))
+    size = text.strip().removesuffix("/s")
+    found = units.parse_bytes(size, field=field)
+    if not size.strip()[-1:].isalpha():
+        raise UnitError(f"{field}: {text.strip()} has no unit; say {size}TB/s or {size}GB/s")
+    return float(found)
 
 
+def _gibibytes(text: str, *, field: str) -> int:
+    found = engine_float(text, field=field)
+    if found < 0:
+        raise UnitError(f"{field}: must be at least 0 GiB, is {text!r}")
+    return round(found * units.GIB)
+
+
+DEVICE_SIZE = Parsed("size", _with_unit)
+GIBIBYTES = Parsed("gib", _gibibytes)
 BANDWIDTH = Parsed("size/s", _bandwidth)
 
 
@@ -129,7 +151,7 @@ def by_hand_options(*, hidden: bool) -> Callable[[F], F]:
     """The sizes of a model by hand; `hidden` keeps them out of --help (all work everywhere)."""
     return apply(*(
         click.option(flag_name(key), "hand_" + key, type=COUNT, metavar="N", help=_HELP[key],
-                     hidden=hidden or key in _RARE)
+                     hidden=(hidden and key != "max_context") or key in _RARE)
         for key in KEYS
     ))
 

@@ -8,14 +8,15 @@ import click
 
 from bstar.errors import SpecError, UnitError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import listed
+from bstar.interfaces.cli.deploy import listed, note_model, note_overridden, note_unknown
 from bstar.interfaces.cli.load import load_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import (
     BANDWIDTH,
+    DEVICE_SIZE,
     ENGINE_INT,
+    FLOAT,
     MODEL_LEN,
     POSITIVE,
-    SIZE,
     apply,
     by_hand_options,
     complete_gpus,
@@ -57,9 +58,10 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
     click.option("--price", "prices", metavar="G=USD", multiple=True, help="USD per GPU and hour, over the catalog's."),
     click.option("--weight-dtype", metavar="D[,D…]", help="Weight dtypes to try (default: auto, the checkpoint's)."),
     click.option("--kv-cache-dtype", "--kv-dtype", "kv_cache_dtype", metavar="D[,D…]", help="KV cache dtypes to try."),
-    click.option("--peak-factor", type=float, default=1.0, metavar="F",
+    click.option("--peak-factor", type=FLOAT, default=1.0, metavar="F",
                  help="Size for rate × F; cost at the mean rate."),
-    click.option("--headroom", type=float, default=0.0, metavar="F", help="Share of the capacity to keep free (0–1)."),
+    click.option("--headroom", type=FLOAT, default=0.0, metavar="F",
+                 help="Share of the capacity to keep free (0–1)."),
     click.option("--top", type=POSITIVE, default=10, show_default=True, metavar="N", help="Candidates to print."),
     click.option("--fast", is_flag=True, help="Closed forms only (what this version always does)."),
     click.option("--executor", metavar="local|ray[://…]", default="local", help="Where candidates are evaluated."),
@@ -68,14 +70,17 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
                  help="Sequences in one step: fixes what the plan would choose."),
     click.option("--max-num-batched-tokens", type=ENGINE_INT, metavar="N", help="Token budget of one step."),
     click.option("--max-model-len", type=MODEL_LEN, metavar="N", help="Default: what the load needs."),
-    click.option("--gpu-memory-utilization", type=float, metavar="F"),
+    click.option("--gpu-memory-utilization", type=FLOAT, metavar="F"),
     click.option("--block-size", type=ENGINE_INT, metavar="N", hidden=True),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None),
     click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None),
     click.option("--async-scheduling/--no-async-scheduling", default=None),
     click.option("--enforce-eager", is_flag=True, default=None),
     click.option("--from-command", metavar='"vllm serve …"', help="Take model and engine flags from a launch command."),
-    click.option("--gpu-memory", "gpu_memory_bytes", type=SIZE, metavar="SIZE", help="Instead of the catalog's."),
+    click.option("--allow-unknown-flags", is_flag=True,
+                 help="Go on where the command holds a flag that its engine does not have."),
+    click.option("--gpu-memory", "gpu_memory_bytes", type=DEVICE_SIZE, metavar="SIZE",
+                 help="Instead of the catalog's: 80GB, 80GiB."),
     click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s",
                  help="Instead of the catalog's."),
     by_hand_options(hidden=True),
@@ -98,17 +103,21 @@ def plan(ctx: click.Context, /, model_name: str | None, gpus: tuple[str, ...], p
     workload = take_workload(options, required=True)
     slo = take_slo(options)
     keywords = _engine_keywords(options)
-    name = model_name or keywords.pop("model", None)
-    keywords.pop("model", None)
+    said = keywords.pop("model", None)
+    name = model_name or said
+    if said is not None:
+        note_overridden({"model": said}, {"model": name})
     if name is None:
         raise SpecError("model: none given; say MODEL or --from-command")
     overrides = take_by_hand(options)
     keywords |= {"weight_dtypes": options["weight_dtype"] or keywords.pop("weight_dtype", None),
                  "kv_cache_dtypes": options["kv_cache_dtype"] or keywords.pop("kv_cache_dtype", None)}
     devices = _devices(gpus, options["gpu_memory_bytes"], options["bandwidth_bytes_per_s"])
+    model = resolve_model(name, overrides=overrides, config_overrides=keywords.pop("hf_overrides", None))
+    note_model(model, name)
     result = planned(
-        resolve_model(name, overrides=overrides), devices, workload, slo, max_gpus=options["max_gpus"],
-        prices=_prices(prices), peak_factor=options["peak_factor"], headroom_fraction=options["headroom"],
+        model, devices, workload, slo, max_gpus=options["max_gpus"],
+        prices=_prices(prices, devices), peak_factor=options["peak_factor"], headroom_fraction=options["headroom"],
         most_candidates=max(top, 20), **keywords)
     if as_json:
         output.print_json(result)
@@ -121,19 +130,24 @@ def plan(ctx: click.Context, /, model_name: str | None, gpus: tuple[str, ...], p
 def _engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
     """Engine flags of the command and of the options; a layout in the command is named and left to the plan."""
     keywords: dict[str, Any] = {}
-    command = options.pop("from_command")
+    command, allow_unknown = options.pop("from_command"), bool(options.pop("allow_unknown_flags"))
     if command is not None:
         from bstar.codec.engine_command import parse_command
 
         parsed = parse_command(command)
-        keywords = {k: v for k, v in parsed.settings.items() if k in (*_KEPT, "weight_dtype", "kv_cache_dtype")}
+        kept = (*_KEPT, "weight_dtype", "kv_cache_dtype", "hf_overrides")
+        keywords = {k: v for k, v in parsed.settings.items() if k in kept}
         keywords["engine"] = parsed.engine_at_version
         if parsed.model is not None:
             keywords["model"] = parsed.model
         left = [f"{k} {v}" for k, v in parsed.settings.items() if k not in keywords]
-        if left or parsed.unmodelled or parsed.unknown:
-            output.warn(f"left to the plan or not modelled: {listed([*left, *parsed.unmodelled, *parsed.unknown])}")
-    keywords |= {key: value for key in _KEPT if (value := options.pop(key)) is not None}
+        left += [flag for flag in parsed.unmodelled if flag not in parsed.without_effect]
+        if left:
+            output.warn(f"left to the plan or not modelled: {listed(left)}")
+        note_unknown(parsed, allow=allow_unknown)
+    flags = {key: value for key in _KEPT if (value := options.pop(key)) is not None}
+    note_overridden(keywords, flags)
+    keywords |= flags
     if keywords.get("max_model_len") == -1:
         keywords.pop("max_model_len")  # the plan takes the length that the load needs
     return keywords
@@ -141,14 +155,19 @@ def _engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
 
 def _devices(gpus: tuple[str, ...], memory: int | None, bandwidth: float | None) -> list[Any]:
     from bstar.catalog.devices import get_device, with_overrides
+    from bstar.codec.build import check_figures
 
+    check_figures(memory, bandwidth)
     names = [g.strip() for text in gpus for g in text.split(",") if g.strip()]
     if not names:
         raise SpecError("gpu: none given; say --gpu G[,G…] (bstar catalog devices lists them)")
     return [with_overrides(get_device(g), memory_bytes=memory, bandwidth_bytes_per_s=bandwidth) for g in names]
 
 
-def _prices(texts: tuple[str, ...]) -> dict[str, float]:
+def _prices(texts: tuple[str, ...], devices: list[Any]) -> dict[str, float]:
+    """USD per GPU and hour by name. Raises for a GPU that is not planned with: a price that counts for nothing."""
+    from bstar.catalog.devices import get_device
+
     found: dict[str, float] = {}
     for part in (p for text in texts for p in text.split(",") if p.strip()):
         name, sign, usd = part.partition("=")
@@ -158,6 +177,9 @@ def _prices(texts: tuple[str, ...]) -> dict[str, float]:
             value = -1.0
         if not sign or not 0 <= value < float("inf"):
             raise UnitError(f"--price: {part!r} is not a price; write it like h100=2.49 (USD per GPU and hour)")
+        if get_device(name.strip()).id not in {d.id for d in devices}:
+            raise SpecError(f"--price: {name.strip()} is not among --gpu {','.join(d.id for d in devices)}; "
+                            "give the price of one of these")
         found[name.strip()] = value
     return found
 
@@ -187,7 +209,7 @@ def _load(w: Workload) -> str:
     if w.rate_per_s is not None:
         return f"{lengths} at {w.rate_per_s:,.4g} req/s"
     if w.concurrency is not None:
-        return f"{lengths} from {w.concurrency:,} clients"
+        return f"{lengths} from {w.concurrency:,} client{'' if w.concurrency == 1 else 's'}"
     return f"{lengths}, as much as one replica carries"
 
 
@@ -196,7 +218,7 @@ def _limits(slo: Slo | None) -> str:
         return "no SLO: throughput"
     limits = ", ".join(f"{label} ≤ {format_seconds(value)}" for label, value in (
         ("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s)) if value is not None)
-    return f"{limits} for {slo.attainment_fraction:.4g} of requests"
+    return f"{limits} for {100 * slo.attainment_fraction:.4g}% of requests"
 
 
 def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:

@@ -20,11 +20,12 @@ section(
     "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
     "num_gpu_blocks_override", "kv_cache_memory_bytes", "estimate_cudagraph_memory",
 )  # fmt: skip
-section("Instead of flags", "from_command", "spec_file", "save_spec", "log_file")
+section("Instead of flags", "from_command", "allow_unknown_flags", "spec_file", "save_spec", "log_file")
 section("Load", "context", "input_lengths", "output_lengths", "trace", "rate", "burstiness", "concurrency",
         "prefix", "batch", "batches", "peak_factor", "headroom")
 section("SLO", "slo", "attainment")
 _BY_HAND = "A model by hand (replaces the config's size, or describes a model without one)"
+_BY_HAND_ELSEWHERE = "A model by hand (and with the sizes of `bstar model --help`: --layers, --hidden-size, …)"
 
 
 class SectionedCommand(click.Command):
@@ -39,6 +40,8 @@ class SectionedCommand(click.Command):
             name = param.name or ""
             title = _BY_HAND if name.startswith("hand_") else _BY_PARAM.get(name, "Options")
             found.setdefault(title, []).append(record)
+        if len(found.get(_BY_HAND, ())) == 1:  # the rest is hidden, see params.by_hand_options
+            found[_BY_HAND_ELSEWHERE] = found.pop(_BY_HAND)
         for title, records in sorted(found.items(), key=lambda item: item[0] == "Options"):
             with formatter.section(title):
                 formatter.write_dl(records, col_max=34)
