@@ -46,11 +46,10 @@ def sessions(
     added, answer = draw_lengths(input_tokens, output_tokens, lengths, total, seed)
     if first_input_tokens is not None:
         law = as_lengths(first_input_tokens, "first_input_tokens")
-        added[first] = sample(law, num_sessions, streams.stream(seed, "first-input"))
-    group, shared = np.full(num_sessions, -1, dtype=np.int64), np.zeros(num_sessions, dtype=np.int64)
+        added[first] = sample(law, num_sessions, streams.stream(seed, streams.FIRST_INPUT))
+    group = shared = None
     if prefix is not None:
-        drawn = prefix.draw(added[first], seed)
-        added[first], group, shared = drawn
+        added[first], group, shared = prefix.draw(added[first], seed)
 
     session = np.repeat(np.arange(num_sessions), counts)
     turn = np.arange(total) - first[session]
@@ -71,7 +70,8 @@ def sessions(
         arrival_s=_starts(rate_per_s, concurrency, gaps, num_sessions, session, turn, seed),
         input_tokens=prompt[order], output_tokens=answer[order], session=session, turn=turn,
         parent=np.where(turn > 0, place[order - 1], -1), think_s=np.where(turn > 0, think, 0.0),
-        prefix_group=group[session], prefix_tokens=shared[session], concurrency=concurrency, seed=seed,
+        prefix_group=np.full(1, -1) if group is None else group[session],
+        prefix_tokens=np.zeros(1, np.int64) if shared is None else shared[session], concurrency=concurrency, seed=seed,
         name=f"{num_sessions} sessions",
     )  # fmt: skip
 

@@ -15,8 +15,8 @@ from bstar.errors import SpecError
 
 # The names in use. A new purpose takes a new name; a name is never renamed, or its draws change.
 ARRIVALS, INPUT, OUTPUT, JOINT = "arrivals", "input", "output", "joint"
-PREFIX_GROUP, PREFIX_LENGTH, PRIORITY = "prefix-group", "prefix-length", "priority"
-TURNS, THINK, THINNING, START = "turns", "think", "thinning", "start"
+PREFIX_GROUP, PREFIX_LENGTH = "prefix-group", "prefix-length"
+TURNS, THINK, START, FIRST_INPUT = "turns", "think", "start", "first-input"
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
