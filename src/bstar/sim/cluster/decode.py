@@ -85,15 +85,15 @@ class DecodeReplica(Replica):
             self.reserved[self.expected.popleft()] = request
             self.on_reserved(rank, at_s, len(hits) * size)
 
-    def _has_work(self) -> bool:
+    def _has_work(self, seen_s: float) -> bool:
         running, limit = self.scheduler.running, self.settings.seat_limit
-        while self.landed and self.landed[0][0] <= self.now * TIE and len(running) < limit:
+        while self.landed and self.landed[0][0] <= seen_s * TIE and len(running) < limit:
             request = self.reserved.pop(heapq.heappop(self.landed)[1])
             request.computed = request.num_tokens - 1
             self.scheduler._name_blocks(request, request.computed)
             self.decoding.add(request.rank)
             running.append(request)
-        return super()._has_work()
+        return super()._has_work(seen_s)
 
     def _nothing_fits(self) -> None:
         if not self.reserved:

@@ -1,10 +1,10 @@
 """One engine of many, advanced action by action: the readable scheduler on a clock that others can stop.
 
     sync     at τ: the step that ran ends, its tokens are out; the next step is planned and starts
-    async    at τ: the step that ran ends; the one planned before starts; the one after it is planned
+    async    at τ: the step that ran ends; the next one, planned with what was there when that one started, starts
 
-Nothing that happens after τ is known at τ: a router that looks, or a failure that strikes, between two actions sees
-what is there at that time. A request that comes within 1e-9 (relative) of an action joins the plan made in it.
+Tokens are out when their step has ended: a router that looks, or a failure that strikes, between two actions sees
+what is there at that time. A request that comes within 1e-9 (relative) of a planning joins it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Replica:
         self.incoming: list[tuple[float, int]] = []
         self.decoding: set[int] = set()
         self.running: _Step | None = None
-        self.queued: _Step | None = None
         self.prompt_tokens = 0  # computed here, recomputed ones included
 
     # What a router may look at.
@@ -105,29 +104,30 @@ class Replica:
         heapq.heappush(self.incoming, (at_s, rank))
 
     def act(self, until_s: float) -> None:
-        """What is due before `until_s`; a step that an arrival at `until_s` could join is not planned yet."""
-        at = self.due_s
-        if self.running is not None:
+        """What is due by `until_s`; a step that an arrival at `until_s` could join is not planned yet."""
+        at, ended = self.due_s, self.running
+        if ended is not None:
             if at > until_s:
                 return
-            self._end(self.running, at)
-            self.running = None
-            self.now = at
+            self.now, self.running = at, None
+            if self.settings.async_scheduling and self._has_work(ended.start_s):
+                step = self._plan()
+                if step.plan.tokens:
+                    self._start(step, at)
+            self._end(ended, at)
+            if self.running is not None:
+                return
         if at * TIE >= until_s:
             return
         self.now = at
-        step = self.queued
-        self.queued = None
-        while step is None or not step.plan.tokens:
-            if not self._has_work():
+        while self._has_work(at):
+            step = self._plan()
+            if step.plan.tokens:
+                self._start(step, at)
                 return
-            step = self._plan(at)
-            if not step.plan.tokens and not step.plan.preempted:
+            if not step.plan.preempted:
                 self._nothing_fits()
                 return
-        self._start(step, at)
-        if self.settings.async_scheduling:
-            self.queued = self._plan(at)
 
     def lose(self) -> list[int]:
         """It fails: requests that it had, in the order they came to it. What ran is lost."""
@@ -135,7 +135,7 @@ class Replica:
         self.requests.clear()
         self.incoming.clear()
         self.decoding.clear()
-        self.running = self.queued = None
+        self.running = None
         self.scheduler = self.new_scheduler()
         return lost
 
@@ -148,16 +148,15 @@ class Replica:
         request.num_tokens += made
         return request
 
-    def _has_work(self) -> bool:
+    def _has_work(self, seen_s: float) -> bool:
+        """Whether there is anything to plan, of what had come by `seen_s`."""
         scheduler = self.scheduler
-        while self.incoming and self.incoming[0][0] <= self.now * TIE:
+        while self.incoming and self.incoming[0][0] <= seen_s * TIE:
             scheduler.add(self.requests[heapq.heappop(self.incoming)[1]])
         return bool(scheduler.running or scheduler.waiting)
 
-    def _plan(self, at: float) -> _Step:
-        """The next step, of what is there at `at`."""
-        if not self._has_work():
-            return _Step(plan=Plan({}, []), table=[])
+    def _plan(self) -> _Step:
+        """The next step."""
         plan = self.scheduler.schedule()
         check_progress(self.scheduler, plan)
         for request in plan.preempted:
