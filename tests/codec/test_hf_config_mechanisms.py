@@ -281,3 +281,25 @@ def test_keys_of_a_mechanism_that_no_layer_uses_are_no_error() -> None:
 def test_a_deepseek_of_dense_layers_keeps_its_expert_keys() -> None:
     config = json.loads((DATA / "deepseek-ai--DeepSeek-R1_config.json").read_text())
     assert not model_from_config(config | {"first_k_dense_replace": 61}, name="x").is_moe
+
+
+LONGCAT = {
+    "architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash", "attention_bias": False,
+    "hidden_size": 6144, "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "num_layers": 28,
+    "num_attention_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12,
+    "router_bias": False, "vocab_size": 131072, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_longcat_blocks_are_two_layers_with_experts_beside_the_first() -> None:
+    """560.7 B parameters, 27 B of them active on average (the publisher's figures: 560 B, about 27 B)."""
+    model = model_from_config(LONGCAT, name="x")
+    counts = parameter_counts(model)
+    assert counts.total == 560_664_958_976 and counts.active / 1e9 == pytest.approx(27.95, abs=0.01)
+    assert model.num_layers == 56 and sum(g.count for g in model.layers if g.ffn.kind == "moe") == 28
+    assert sum(e.elements for g in model.layers for e in g.mixer.cache()) * 28 == 56 * 576
+    # transformers' class builds this many (it reserves memory for zero experts too, so they are left out here).
+    plain = model_from_config(LONGCAT | {"router_bias": True, "attention_bias": True, "zero_expert_num": 0}, name="x")
+    assert parameter_counts(plain).total == 560_621_395_456
+    assert next(g.ffn for g in plain.layers if isinstance(g.ffn, MoeFfn)).top_k == 12

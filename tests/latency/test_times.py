@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bstar
-from bstar.catalog.devices import device_ids, get_device
+from bstar.catalog.devices import all_devices, device_ids, get_device
 from bstar.errors import SpecError
 from bstar.latency import decode_curve, decode_step_time, prefill_time, step_time, step_times_s
 from bstar.latency.efficiency import engine_overhead, kernel_set, link_for
@@ -22,6 +22,7 @@ from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import kv_bytes_per_sequence
 from bstar.physics.weights import streamed_weight_bytes
 from bstar.specs.deployment import Deployment
+from bstar.specs.device import DeviceSpec
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-r1", "deepseek-v3.2", "gpt-oss-120b", "qwen3.5-35b-a3b")
 
@@ -209,3 +210,19 @@ def test_a_geforce_reaches_more_of_its_halved_peak_and_not_more_flops() -> None:
     assert half.gemm["int8"] == full.gemm["int8"]
     assert get_device("rtx-4090").half_rate_accumulation
     assert not get_device("l40s").half_rate_accumulation
+
+
+def test_a_card_without_inline_ecc_has_the_check_bits_bandwidth() -> None:
+    with_ecc, without = kernel_set(89, inline_ecc=True), kernel_set(89)
+    assert without.gemm["bf16"].memory == pytest.approx(with_ecc.gemm["bf16"].memory * 16 / 15)
+    assert kernel_set(90) == kernel_set(90, inline_ecc=True)  # HBM: nothing to give back
+    assert get_device("l40s").inline_ecc
+    assert not get_device("rtx-4090").inline_ecc
+
+
+@pytest.mark.parametrize("device", [d for d in all_devices() if d.vendor == "nvidia" and d.nvml_memory_bytes])
+def test_inline_ecc_is_where_a_sixteenth_of_the_memory_is_missing(device: DeviceSpec) -> None:
+    assert device.nvml_memory_bytes is not None
+    nominal = round(device.memory_bytes / 1e9) * 2**30
+    gddr = device.compute_capability in (75, 86, 89, 120)
+    assert device.inline_ecc == (gddr and abs(device.nvml_memory_bytes / nominal - 15 / 16) < 0.002)

@@ -22,6 +22,8 @@ _GEMM_CLASSES = {
 }  # fmt: skip
 # Classes whose multipliers accumulate in FP32.
 _FLOAT_CLASSES = ("bf16", "fp8", "fp8_block", "weight_only")
+# Traffic with inline ECC over traffic without: 1/16 of the memory, and of what moves, is check bits.
+_ECC_TRAFFIC = 16.0 / 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,28 +100,35 @@ def _kernel(raw: dict[str, float]) -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def kernel_set(compute_capability: int | None, *, half_rate_accumulation: bool = False) -> KernelSet:
+def kernel_set(
+    compute_capability: int | None, *, half_rate_accumulation: bool = False, inline_ecc: bool = False
+) -> KernelSet:
     """The kernels of the generation with this CUDA compute capability; [default] for anything not measured.
 
     half_rate_accumulation   power, not the halved rate, is what holds a full-rate sibling below its peak: the same
                              FLOP/s are a larger share of half the peak, up to what any kernel reaches
+    inline_ecc               of the device. A generation that was measured on a card with inline ECC gives a card
+                             without it the check bits' share of the bandwidth
     """
     data = _kernels()
     default = data["default"]
     found = next((g for g in data["generation"] if compute_capability in g["compute_capabilities"]), default)
+    largest = data["largest_fraction"]
+    more_compute = 2.0 if half_rate_accumulation else 1.0
+    more_memory = _ECC_TRAFFIC if found.get("inline_ecc", False) and not inline_ecc else 1.0
 
-    def share(kernel: Kernel) -> Kernel:
-        if not half_rate_accumulation:
-            return kernel
-        return replace(kernel, compute=min(2.0 * kernel.compute, data["largest_compute_fraction"]))
+    def kernel(raw: dict[str, float], *, floats: bool = True) -> Kernel:
+        one = _kernel(raw)
+        compute = min(one.compute * more_compute, largest) if floats and more_compute > 1.0 else one.compute
+        memory = min(one.memory * more_memory, largest) if more_memory > 1.0 else one.memory
+        return replace(one, compute=compute, memory=memory)
 
-    gemm = {k: _kernel(v) for k, v in {**default["gemm"], **found["gemm"]}.items()}
     return KernelSet(
         name=found["name"], source=found["source"], provenance=found["provenance"],
-        gemm={k: share(v) if k in _FLOAT_CLASSES else v for k, v in gemm.items()},
+        gemm={k: kernel(v, floats=k in _FLOAT_CLASSES) for k, v in {**default["gemm"], **found["gemm"]}.items()},
         moe_gemm={k: _kernel(v) for k, v in data["moe_gemm"].items() if isinstance(v, dict)},
-        attention_decode={k: share(_kernel(v)) for k, v in found["attention_decode"].items()},
-        attention_prefill=share(_kernel(found["attention_prefill"])), elementwise=_kernel(data["elementwise"]["kernel"]),
+        attention_decode={k: kernel(v) for k, v in found["attention_decode"].items()},
+        attention_prefill=kernel(found["attention_prefill"]), elementwise=_kernel(data["elementwise"]["kernel"]),
         state=_kernel(data["elementwise"]["state"]), smoothing=data["smoothing"],
         graph_fraction=data["graph_fraction"],
     )  # fmt: skip

@@ -207,7 +207,8 @@ def step_model(deployment: Deployment) -> StepModel:
 def _build(deployment: Deployment) -> StepModel:
     device, overhead = deployment.device, engine_overhead(deployment.engine.name)
     step = compiled_step(deployment.model, deployment.parallel, deployment.kv_format, "all")
-    kernels = kernel_set(device.compute_capability, half_rate_accumulation=device.half_rate_accumulation)
+    kernels = kernel_set(
+        device.compute_capability, half_rate_accumulation=device.half_rate_accumulation, inline_ecc=device.inline_ecc)
     n = len(step.works)
     peak, effective_peak = np.full(n, np.inf), np.full(n, np.inf)
     effective_bandwidth, fixed = np.empty(n), np.empty(n)

@@ -61,6 +61,7 @@ class DeviceSpec:
     compute_capability    CUDA compute capability × 10 (90 for Hopper) or None
     num_sms               streaming multiprocessors (AMD: compute units) or None
     unified_memory        the memory is shared with the host CPU (GB10, Apple silicon, a CPU)
+    inline_ecc            check bits lie in the memory itself: 1/16 of its space and of its traffic (GDDR6 with ECC on)
     half_rate_accumulation  the peaks of 16-bit and fp8 floats are half of what the multipliers could do, because
                           FP32 accumulation is halved (GeForce)
     unverified            fields that two sources do not confirm (printed as assumed)
@@ -84,6 +85,7 @@ class DeviceSpec:
     num_sms: int | None = None
     unified_memory: bool = False
     half_rate_accumulation: bool = False
+    inline_ecc: bool = False
     price: Price | None = None
     source: str = ""
     date: str = ""

@@ -147,6 +147,7 @@ FAMILIES: dict[str, Family] = {
         ffns=moe(width=("intermediate_size",))),
     # Latent attention
     "axk1": recent.axk1,
+    "longcat_flash": recent.longcat_flash,
     "youtu": partial(decoder, mixers=mla(), ffns=dense()),
     "minicpm3": partial(decoder, mixers=mla(), ffns=dense(bias="mlp_bias")),
     "deepseek_v2": partial(decoder, mixers=mla(), ffns=_deepseek_experts(sparse=typed_or(after_first()))),

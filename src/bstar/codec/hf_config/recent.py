@@ -121,6 +121,31 @@ def axk1(r: Reader) -> Decoder:
     return built
 
 
+def longcat_flash(r: Reader) -> Decoder:
+    """LongCat-Flash: a block is two layers of MLA and a dense FFN; experts run beside the first one's FFN.
+
+    Some of the experts that a token is routed to do nothing ("zero experts"): of moe_topk picks among all of them
+    the mean number of real ones counts.
+    """
+    width = r.size("ffn_hidden_size")
+    count, zero = r.size("n_routed_experts", high=MAX_EXPERTS), r.size("zero_expert_num", default=0, low=0)
+    picks = r.size("moe_topk", high=MAX_EXPERTS)
+    real = max(1, round(picks * count / (count + zero)))
+    routed = experts_ffn(r, count=count, top_k=real, width=r.size("expert_ffn_hidden_size"), parallel_dense_width=width)
+    blocks = decoder(r, mixers=mla(), ffns=lambda _, n: [routed] * n, layer_keys=("num_layers",))
+    h = blocks.hidden_size
+    router = [WeightTensor(name="gate.zero_experts", role="router", rows=zero, columns=h)] if zero else []
+    if r.flag("router_bias"):
+        router.append(vector("gate.bias", "router", count + zero))
+    blocks.layers = [layer for x in blocks.layers
+                     for layer in (replace(x, extra=(*x.extra, *router)), replace(x, ffn=DenseFfn(width=width)))]
+    blocks.notes += (f"each of the {len(blocks.layers) // 2} blocks counts as two layers",)
+    if real != picks:
+        blocks.notes += (f"of the {picks} experts of a token {real} compute something on average: "
+                         f"{zero} of {count + zero} are zero experts",)
+    return blocks
+
+
 def olmo_hybrid(r: Reader) -> Decoder:
     """OLMo Hybrid: gated delta layers (norms before) and full attention layers (norms after)."""
     heads, h = head_count(r), r.hidden_size()
