@@ -7,8 +7,9 @@ Operators are sorted by what their time depends on:
     linear in the batch's counts        coefficients (no arithmetic to speak of, or decode attention)
     two resources, several counts       a rounded corner, evaluated per step (prompt attention, states)
 
-A rank of attention data parallelism is one engine: the experts see the tokens of all ranks, taken to be alike.
-With pipeline stages a step stands for one round: each stage holds a share of its batch at a time.
+Counts are those of a whole replica, shared out evenly over the ranks of attention data parallelism, as in
+`bstar.latency.step_times_s`; or of one rank, the others being as busy. With pipeline stages a step stands for one
+round, in which each stage holds a share of the batch at a time.
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ _SAMPLED: Final = frozenset({("sampled", None)})
 _PHASE: Final[dict[Statistic, int]] = {("decode_tokens", None): 1, ("prefill_tokens", None): 2}
 
 
-def step_cost(deployment: Deployment, *, max_tokens: int, max_sequences: int) -> StepCost:
-    """Step times of steps of up to `max_tokens` tokens of up to `max_sequences` sequences."""
-    model = step_model(deployment)
-    return _Sorter(model, deployment.parallel.attention_dp).cost(max_tokens, max_sequences)
+def step_cost(deployment: Deployment, *, max_tokens: int, max_sequences: int, one_rank: bool = False) -> StepCost:
+    """Step times of steps of up to `max_tokens` tokens of up to `max_sequences` sequences.
+
+    one_rank   these are counts of one attention-data-parallel rank; else of the replica
+    """
+    ranks = deployment.parallel.attention_dp
+    return _Sorter(step_model(deployment), ranks, one_rank).cost(max_tokens, max_sequences)
 
 
 class _Sorter:
     """One pass over the operators of a step model."""
 
-    def __init__(self, model: StepModel, attention_dp: int) -> None:
+    def __init__(self, model: StepModel, attention_dp: int, one_rank: bool) -> None:
         self.model = model
         self.statistics = model.step.statistics
-        # The model's rates are per statistic of one rank, but for expert tokens; a stage holds 1/pp of them at a time.
-        self.unit = np.full(len(self.statistics), 1.0 / model.pipeline_stages)
-        self.expert_scale = float(attention_dp)
+        # What one more of a statistic adds on a rank; experts see the tokens of all ranks.
+        own, everybody = (1.0, float(attention_dp)) if one_rank else (1.0 / attention_dp, 1.0)
+        self.unit = np.array([everybody if name == "expert_tokens" else own for name, _ in self.statistics])
+        self.own, self.everybody = own, everybody
         spans = [s for name, s in self.statistics if s is not None and name.endswith("_prefill")]
         self.prompt_spans = list(dict.fromkeys(spans))
         self.width = FIRST_SPAN + 2 * len(self.prompt_spans)
@@ -56,8 +61,7 @@ class _Sorter:
         linear, fixed = np.zeros(self.width), np.zeros(3)
         reach: dict[tuple[int, bool], float] = {(0, False): 0.0}
         rows: list[tuple[Floats, Floats, float, int]] = []
-        linear[SEQUENCES] += m.per_sequence_s / m.pipeline_stages
-        linear[DECODE] += 0.0
+        linear[SEQUENCES] += m.per_sequence_s * self.own / m.pipeline_stages
         streaming, rounded = set(m.streaming.tolist()), set(m.rounded.tolist())
         for i, work in enumerate(m.step.works):
             phase = _PHASE.get(self.statistics[int(m.row_index[i])], 0)
@@ -81,16 +85,15 @@ class _Sorter:
         return self._assembled(by_tokens, by_sampled, linear, fixed, reach, rows, max_sequences)
 
     def _table(self, i: int, counts: NDArray[np.int64]) -> Floats:
-        """Seconds of operator i where its statistics all are `counts` (expert tokens: of all ranks)."""
+        """Seconds of operator i where its statistics all are `counts`."""
         m = self.model
-        scale = np.array([self.expert_scale if name == "expert_tokens" else 1.0 for name, _ in self.statistics])
-        share = np.maximum(counts / m.pipeline_stages, np.minimum(counts, 1.0))
-        compute = (self.compute[i] * scale).sum() * share
-        memory = ((self.activations[i] + self.cache[i]) * scale).sum() * share
+        share = m.microbatch(counts)
+        compute = (self.compute[i] @ self.unit) * share
+        memory = ((self.activations[i] + self.cache[i]) @ self.unit) * share
         weights = np.full(len(counts), m.weights_s[i])
         routed = np.flatnonzero(m.routed == i)
         if routed.size:
-            weights *= 1.0 - m.miss[routed[0]] ** (share * self.expert_scale)
+            weights *= 1.0 - m.miss[routed[0]] ** (share * self.everybody)
         body = memory + weights
         if i in set(m.rounded.tolist()):
             body = (compute**m.smoothing + body**m.smoothing) ** (1.0 / m.smoothing)
@@ -102,13 +105,10 @@ class _Sorter:
         out = np.zeros(self.width)
         for j in np.flatnonzero(rates):
             name, span = self.statistics[j]
-            value = rates[j] * self.unit[j]
-            if name == "tokens":
+            value = rates[j] * self.unit[j] / self.model.pipeline_stages
+            if name in ("tokens", "expert_tokens"):
                 out[DECODE] += value
                 out[PROMPT] += value
-            elif name == "expert_tokens":
-                out[DECODE] += value * self.expert_scale
-                out[PROMPT] += value * self.expert_scale
             elif name == "decode_tokens":
                 out[DECODE] += value
             elif name == "prefill_tokens":
@@ -132,9 +132,10 @@ class _Sorter:
             if span is None or not name.endswith("_decode"):
                 continue
             entry = per_span.setdefault(span, [0.0, 0.0, 0.0])
-            entry[0] += self.compute[i, j] * self.unit[j]
-            entry[1] += self.cache[i, j] * self.unit[j]
-            entry[2] += rest[j] * self.unit[j]
+            share = self.unit[j] / self.model.pipeline_stages
+            entry[0] += self.compute[i, j] * share
+            entry[1] += self.cache[i, j] * share
+            entry[2] += rest[j] * share
             rest[j] = 0.0
         busy = {span: e for span, e in per_span.items() if any(e)}
         assert len(busy) <= 1 and not np.any(self.cache[i] * (rest != 0)), "decode attention sees one span"
