@@ -86,6 +86,11 @@ def checked(name: str) -> str:
     return name
 
 
+def can_run(traffic: Traffic, router: Router) -> bool:
+    """Whether no answer decides where or when another replica gets a request."""
+    return traffic.is_open_loop or (traffic.concurrency is None and router.name == "session-affinity")
+
+
 def _in_turn(router: Router, rank: int, ready: Sequence[Seen]) -> int:
     router.sent += 1
     return (router.sent - 1) % len(ready)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,14 @@ from bstar.errors import SpecError
 from bstar.sim.cluster.decode import DecodeReplica
 from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure
 from bstar.sim.cluster.ledger import Ledger
-from bstar.sim.cluster.loop import Cluster, Fleet, Progress
+from bstar.sim.cluster.loop import Cluster, Fleet, MakeReplica, Progress
 from bstar.sim.cluster.pools import SplitCluster
 from bstar.sim.cluster.replica import Figures, Finished, Replica
-from bstar.sim.cluster.routers import Router, checked
+from bstar.sim.cluster.routers import Router, can_run, checked
 from bstar.sim.cluster.transfer import KvLink, Transfers, link_of
 from bstar.sim.deployed import DeployedEngine, deployed_engine, step_figures
 from bstar.sim.result import SimResult, Timing
-from bstar.sim.steps import merged
+from bstar.sim.steps import StepLog, merged
 from bstar.specs.deployment import Deployment
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic
@@ -79,10 +79,8 @@ def simulate_cluster(
     """
     begun = time.perf_counter()
     checked(router)
-    split = bool(prefill_replicas or decode_replicas)
     _check(replicas, startup_s, prefill_replicas, decode_replicas, autoscaler)
     deployed = deployed_engine(deployment)
-    figures = figures_of(deployed)
     rejected = np.asarray(traffic.input_tokens >= deployed.settings.max_model_len)
     if rejected.all():
         raise SpecError(
@@ -90,22 +88,31 @@ def simulate_cluster(
             "raise --max-model-len or shorten the prompts")
     late = deployed.per_request_s
     seen = replace(traffic, arrival_s=traffic.arrival_s + late, think_s=traffic.think_s + late)
-    ledger = Ledger.of(seen, deployed.settings.block_size)
-    fleet = Fleet(replicas=prefill_replicas + decode_replicas if split else replicas, startup_s=startup_s,
-                  autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
+    served = np.arange(traffic.num_requests)
+    if rejected.any() and not traffic.has_sessions and traffic.concurrency is None:
+        served = np.flatnonzero(~rejected)
+        seen = seen.take(served)
+    refused = rejected.tolist() if rejected.any() and served.size == rejected.size else ()
     entrance = Router(router, seen, seed=seed)
-    refused = rejected.tolist() if rejected.any() else ()
-    if split:
-        transfers = Transfers(kv_link if kv_link is not None else link_of(deployment), deployment)
-        cluster: Cluster = _split(ledger, entrance, fleet, deployed, figures, refused, prefill_replicas,
-                                  Router(decode_router, seen, seed=seed), transfers)  # fmt: skip
+    fixed = autoscaler is None and not failures and not drains and not prefill_replicas
+    if engine == "kernel" and not (fixed and can_run(seen, entrance) and not refused):
+        raise SpecError("engine: the kernel takes a fixed number of replicas and a load whose arrivals are given; use "
+                        "engine auto or reference")  # fmt: skip
+    if engine != "reference" and fixed and can_run(seen, entrance) and not refused:
+        parts = _compiled(deployed, seen, entrance, replicas, until_s, progress)
     else:
-        def make(number: int, ready_s: float, finished: Finished) -> Replica:
-            return Replica(number, deployed.settings, figures, ledger, finished, ready_s=ready_s)
-
-        cluster = Cluster(ledger, entrance, fleet, make, refused)
-    cluster.run(until_s=until_s, progress=progress)
-    result = _gathered(traffic, rejected, cluster, late, slo, router)
+        fleet = Fleet(replicas=prefill_replicas + decode_replicas or replicas, startup_s=startup_s,
+                      autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
+        ledger, figures = Ledger.of(seen, deployed.settings.block_size), figures_of(deployed)
+        if prefill_replicas:
+            transfers = Transfers(kv_link if kv_link is not None else link_of(deployment), deployment)
+            cluster: Cluster = _split(ledger, entrance, fleet, deployed, figures, refused, prefill_replicas,
+                                      Router(decode_router, seen, seed=seed), transfers)  # fmt: skip
+        else:
+            cluster = Cluster(ledger, entrance, fleet, _maker(deployed, figures, ledger), refused)
+        cluster.run(until_s=until_s, progress=progress)
+        parts = _stepped(cluster)
+    result = _gathered(traffic, rejected, served, parts, late, slo, router)
     spent = time.perf_counter() - begun
     return replace(result, timing=Timing(simulate_s=spent, total_s=spent))
 
@@ -129,6 +136,13 @@ def _check(
         raise SpecError("autoscale: separate pools have fixed sizes; leave --autoscale or the pools out")
 
 
+def _maker(deployed: DeployedEngine, figures: Figures, ledger: Ledger) -> MakeReplica:
+    def make(number: int, ready_s: float, finished: Finished) -> Replica:
+        return Replica(number, deployed.settings, figures, ledger, finished, ready_s=ready_s)
+
+    return make
+
+
 def _split(
     ledger: Ledger, router: Router, fleet: Fleet, deployed: DeployedEngine, figures: Figures,
     refused: Sequence[bool], prefill: int, decode_router: Router, transfers: Transfers,
@@ -148,33 +162,95 @@ def _split(
     return cluster
 
 
-def _gathered(
-    traffic: Traffic, rejected: NDArray[np.bool_], cluster: Cluster, late_s: float, slo: Slo | None, router: str
-) -> ClusterResult:
-    """The ledger as a result."""
-    ledger = cluster.ledger
-    arrival_s = ledger.arrival_s - late_s
-    given = ~np.isnan(traffic.arrival_s)
-    arrival_s[given] = traffic.arrival_s[given]
-    measured = ~rejected & ~np.isnan(arrival_s)
-    measured[: traffic.warmup_requests] = False
-    logs = [
-        m.replica.rows.log(kv_blocks=m.replica.settings.num_blocks - 1, block_size=m.replica.settings.block_size,
-                           replica=m.replica.number)
-        for m in cluster.members
-    ]  # fmt: skip
-    end_s = max((float(log.end_s.max(initial=0.0)) for log in logs), default=0.0)
-    there_s = sum((m.gone_s if not math.isnan(m.gone_s) else max(end_s, m.started_s)) - m.started_s
-                  for m in cluster.members)  # fmt: skip
-    notes = []
-    if cluster.held:
-        notes.append(f"{len(cluster.held):,} requests found no replica")
-    return ClusterResult(
-        arrival_s=arrival_s, scheduled_s=ledger.scheduled_s, first_token_s=ledger.first_token_s,
-        finish_s=ledger.finish_s, input_tokens=np.ascontiguousarray(traffic.input_tokens), output_tokens=ledger.made,
-        num_preemptions=ledger.preemptions, cached_tokens=ledger.cached_tokens, replica=ledger.replica,
-        rejected=rejected, measured=measured, steps=merged(logs), slo=slo, open_loop=traffic.is_open_loop,
-        concurrency=traffic.concurrency, interrupted=cluster.interrupted, notes=tuple(notes), router=router,
-        retries=ledger.retries, prefill_replica=ledger.prefill_replica, moved_bytes=ledger.moved_bytes,
-        moved_s=ledger.moved_s, states=tuple(cluster.states), replica_s=float(there_s),
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """A run by request served, and of the fleet."""
+
+    seconds: dict[str, Floats]
+    counts: dict[str, Ints]
+    moved_bytes: Floats
+    steps: StepLog
+    states: tuple[tuple[float, int, str], ...]
+    replica_s: float
+    engine: str
+    interrupted: bool
+    notes: tuple[str, ...] = ()
+
+
+def _stepped(cluster: Cluster) -> _Parts:
+    """Of the readable engines."""
+    ledger, replicas = cluster.ledger, [m.replica for m in cluster.members]
+    logs = [r.rows.log(kv_blocks=r.settings.num_blocks - 1, block_size=r.settings.block_size, replica=r.number)
+            for r in replicas]  # fmt: skip
+    end_s = max(float(log.end_s.max(initial=0.0)) for log in logs)
+    there_s = (
+        (m.gone_s if not math.isnan(m.gone_s) else max(end_s, m.started_s)) - m.started_s for m in cluster.members)
+    lost = f"{len(cluster.held):,} requests found no replica"
+    return _Parts(
+        seconds={"arrival_s": ledger.arrival_s, "scheduled_s": ledger.scheduled_s, "finish_s": ledger.finish_s,
+                 "first_token_s": ledger.first_token_s, "moved_s": ledger.moved_s},
+        counts={"output_tokens": ledger.made, "num_preemptions": ledger.preemptions, "retries": ledger.retries,
+                "cached_tokens": ledger.cached_tokens, "replica": ledger.replica,
+                "prefill_replica": ledger.prefill_replica},
+        moved_bytes=ledger.moved_bytes, steps=merged(logs), states=tuple(cluster.states), replica_s=float(sum(there_s)),
+        engine="reference", interrupted=cluster.interrupted, notes=(lost,) if cluster.held else (),
     )  # fmt: skip
+
+
+def _compiled(
+    deployed: DeployedEngine, traffic: Traffic, router: Router, replicas: int, until_s: float,
+    progress: Progress | None,
+) -> _Parts:  # fmt: skip
+    """Of the compiled engines."""
+    from bstar.sim.cluster.fast import run_fast
+    from bstar.sim.kernel_run import step_log
+    from bstar.sim.step_cost import step_cost
+
+    s = deployed.settings
+    cost = step_cost(deployed.deployment, max_tokens=s.max_num_batched_tokens, max_sequences=s.max_num_seqs)
+    run = run_fast(s, cost, traffic, router, replicas, until_s=until_s, progress=progress)
+    out, n = run.out, traffic.num_requests
+    logs = [step_log(e.runs, e.gaps_s, deployed, cost, replica=k) for k, e in enumerate(run.engines)]
+    steps = merged(logs)
+    finished, begun = ~np.isnan(out.finish_s), ~np.isnan(out.first_token_s)
+    return _Parts(
+        seconds={"arrival_s": run.arrival_s, "scheduled_s": out.scheduled_s, "finish_s": out.finish_s,
+                 "first_token_s": out.first_token_s, "moved_s": np.full(n, np.nan)},
+        counts={"output_tokens": np.where(finished, run.output, begun), "num_preemptions": out.preemptions,
+                "cached_tokens": out.cached_tokens, "replica": run.replica, "retries": np.zeros(n, dtype=np.int64),
+                "prefill_replica": np.full(n, -1)},
+        moved_bytes=np.zeros(n), steps=steps,
+        states=tuple((0.0, k, state) for k in range(replicas) for state in ("starting", "ready")),
+        replica_s=replicas * float(steps.end_s.max(initial=0.0)), engine="kernel", interrupted=run.interrupted,
+    )  # fmt: skip
+
+
+def _gathered(
+    traffic: Traffic, rejected: NDArray[np.bool_], served: Ints, parts: _Parts, late_s: float, slo: Slo | None,
+    router: str,
+) -> ClusterResult:  # fmt: skip
+    """The parts as a result, in the order of the traffic."""
+    n = traffic.num_requests
+    seconds = {name: _spread(n, served, values, np.nan) for name, values in parts.seconds.items()}
+    counts = {name: _spread(n, served, values.astype(np.int64), -1 if name.endswith("replica") else 0)
+              for name, values in parts.counts.items()}  # fmt: skip
+    seconds["arrival_s"] -= late_s
+    given = ~np.isnan(traffic.arrival_s)
+    seconds["arrival_s"][given] = traffic.arrival_s[given]
+    measured = ~rejected & ~np.isnan(seconds["arrival_s"])
+    measured[: traffic.warmup_requests] = False
+    return ClusterResult(
+        **seconds, **counts, moved_bytes=_spread(n, served, parts.moved_bytes, 0.0), steps=parts.steps, slo=slo,
+        input_tokens=np.ascontiguousarray(traffic.input_tokens), rejected=rejected, measured=measured,
+        open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, interrupted=parts.interrupted,
+        notes=parts.notes, router=router, states=parts.states, replica_s=parts.replica_s, engine=parts.engine,
+    )  # fmt: skip
+
+
+def _spread(count: int, served: Ints, values: NDArray[Any], missing: float) -> NDArray[Any]:
+    """Values of the requests that were served, in an array of all."""
+    if served.size == count:
+        return values
+    out = np.full(count, missing, dtype=values.dtype)
+    out[served] = values
+    return out

@@ -1,0 +1,97 @@
+"""Compiled clusters: the same replicas for the same requests at the same times as step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bstar.errors import SpecError
+from bstar.sim.cluster import ROUTERS, Failure, simulate_cluster
+from bstar.sim.cluster.fast import run_fast
+from bstar.sim.cluster.routers import Router
+from bstar.sim.deployed import deployed_engine
+from bstar.sim.step_cost import step_cost
+from bstar.traffic import poisson, sessions
+from cluster_helpers import small
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
+COUNTS = ("replica", "output_tokens", "num_preemptions", "cached_tokens")
+
+
+def assert_twins(d, load, **options) -> None:
+    slow, fast = (simulate_cluster(d, load, engine=e, **options) for e in ("reference", "kernel"))
+    for name in COUNTS:
+        assert np.array_equal(getattr(slow, name), getattr(fast, name)), name
+    for name in TIMES:
+        np.testing.assert_allclose(getattr(slow, name), getattr(fast, name), rtol=1e-9, err_msg=name)
+    assert fast.steps.gaps.mean_s == pytest.approx(slow.steps.gaps.mean_s, rel=1e-9)
+    assert fast.replica_s == pytest.approx(slow.replica_s, rel=1e-9)
+
+
+@examples(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), replicas=st.integers(1, 5),
+    rate=st.sampled_from([5.0, 40.0, 400.0]), pipelined=st.booleans(), caching=st.booleans(),
+)  # fmt: skip
+def test_compiled_and_readable_clusters_are_the_same(seed, router, replicas, rate, pipelined, caching):
+    rng = np.random.default_rng(seed)
+    load = poisson(rate_per_s=rate, input_tokens="lognormal:mean=500,cv=1", output_tokens="uniform:1-60",
+                   num_requests=40, seed=seed)  # fmt: skip
+    from dataclasses import replace
+
+    group = rng.integers(-1, 4, 40)
+    load = replace(load, prefix_group=group, prefix_tokens=np.where(group < 0, 0, load.input_tokens // 2),
+                   session=rng.integers(-1, 5, 40))  # fmt: skip
+    d = small(async_scheduling=pipelined, enable_prefix_caching=caching, max_num_seqs=8)
+    assert_twins(d, load, replicas=replicas, router=router, seed=seed)
+
+
+def test_windows_preemption_and_priorities_are_the_same_too():
+    load = poisson(rate_per_s=60, input_tokens=1500, output_tokens=300, num_requests=50, seed=3)
+    tight = small(gpu_memory_utilization=0.27, max_model_len=8192, enable_prefix_caching=False)
+    for router in ("least-outstanding", "power-of-two", "least-kv"):
+        assert_twins(tight, load, replicas=2, router=router)
+    import bstar
+
+    windows = bstar.deployment(model="gemma-3-27b", gpu="h100-sxm-80gb")
+    assert_twins(windows, poisson(rate_per_s=10, input_tokens=1000, output_tokens=100, num_requests=25, seed=1),
+                 replicas=2, router="least-outstanding")  # fmt: skip
+
+
+def test_sessions_that_stay_are_the_same():
+    load = sessions(rate_per_s=5, turns=3, input_tokens=80, output_tokens=10, think_s="0.2s", num_sessions=12, seed=3)
+    assert_twins(small(), load, replicas=3, router="session-affinity")
+
+
+def test_refused_prompts_go_nowhere():
+    load = poisson(rate_per_s=20, input_tokens="uniform:100-2000", output_tokens=10, num_requests=30, seed=1)
+    d = small(max_model_len=1024)
+    assert_twins(d, load, replicas=2, router="power-of-two")
+    run = simulate_cluster(d, load, replicas=2)
+    assert (run.replica[run.rejected] == -1).all() and (run.output_tokens[~run.rejected] == 10).all()
+
+
+def test_logs_that_fill_up_are_put_aside(monkeypatch):
+    load = poisson(rate_per_s=100, input_tokens=100, output_tokens="uniform:1-100", num_requests=600, seed=1)
+    whole = simulate_cluster(small(), load, replicas=2, router="least-kv")
+    monkeypatch.setattr("bstar.sim.cluster.fast._ROWS", 64)
+    pieces = simulate_cluster(small(), load, replicas=2, router="least-kv")
+    assert np.array_equal(whole.finish_s, pieces.finish_s)
+    assert whole.steps.num_steps == pieces.steps.num_steps > 1000
+
+
+def test_threads_change_nothing():
+    load = poisson(rate_per_s=50, input_tokens=300, output_tokens=50, num_requests=500, seed=1)
+    deployed = deployed_engine(small())
+    cost = step_cost(small(), max_tokens=deployed.settings.max_num_batched_tokens,
+                     max_sequences=deployed.settings.max_num_seqs)  # fmt: skip
+    runs = [run_fast(deployed.settings, cost, load, Router("random", load), 4, threads=t) for t in (1, 2)]
+    assert np.array_equal(runs[0].out.finish_s, runs[1].out.finish_s)
+
+
+def test_what_has_to_be_undone_is_not_compiled():
+    load = poisson(rate_per_s=20, input_tokens=100, output_tokens=10, num_requests=10, seed=1)
+    with pytest.raises(SpecError, match="kernel takes"):
+        simulate_cluster(small(), load, replicas=2, engine="kernel", failures=[Failure(replica=0, at_s=1)])
