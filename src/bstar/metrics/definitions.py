@@ -92,16 +92,19 @@ def metric(name: str) -> Metric:
 
 def ttft_s(sent_s: ArrayLike, first_token_s: ArrayLike) -> Floats:
     """Time to first token; nan where there was none."""
-    return np.asarray(first_token_s, dtype=float) - np.asarray(sent_s, dtype=float)
+    found: Floats = np.asarray(first_token_s, dtype=float) - np.asarray(sent_s, dtype=float)
+    return found
 
 
 def tpot_s(first_token_s: ArrayLike, finish_s: ArrayLike, output_tokens: ArrayLike) -> Floats:
     """Time per output token after the first; nan where there is only one."""
     gaps = np.asarray(output_tokens, dtype=float) - 1.0
     spent = np.asarray(finish_s, dtype=float) - np.asarray(first_token_s, dtype=float)
-    return np.divide(spent, gaps, out=np.full(np.broadcast(spent, gaps).shape, np.nan), where=gaps > 0)
+    found: Floats = np.divide(spent, gaps, out=np.full(np.broadcast(spent, gaps).shape, np.nan), where=gaps > 0)
+    return found
 
 
 def e2e_s(sent_s: ArrayLike, finish_s: ArrayLike) -> Floats:
     """Time to the last token; nan where the request did not finish."""
-    return np.asarray(finish_s, dtype=float) - np.asarray(sent_s, dtype=float)
+    found: Floats = np.asarray(finish_s, dtype=float) - np.asarray(sent_s, dtype=float)
+    return found

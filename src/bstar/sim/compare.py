@@ -9,8 +9,9 @@ from typing import Any, Final
 from bstar.errors import SpecError
 from bstar.metrics.definitions import METRICS
 from bstar.sim.result import SimResult
-from bstar.sim.run import policies, simulate
+from bstar.sim.run import simulate
 from bstar.sim.stepwise import Progress
+from bstar.sim.ways import way_of
 from bstar.specs.deployment import Deployment
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic
@@ -19,7 +20,7 @@ from bstar.traffic.load import Traffic
 _SCALARS: Final = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "slo_attainment_fraction")
 _DISTRIBUTIONS: Final = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 # Other words for a policy, as people compare them.
-_ALIASES: Final = {"chunked": "continuous", "mixed": "continuous"}
+_ALIASES: Final = {"chunked": "engine", "mixed": "engine"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,8 @@ def wanted_names(names: Sequence[str]) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
     if len(wanted) < 2:
         raise SpecError("compare: needs two or more ways to serve, like static,continuous")
-    known = (*policies(), *_ALIASES)
     for name in wanted:
-        if name not in known:
-            raise SpecError(f"compare: {name!r} is not known; use two of {', '.join(known)}")
+        way_of(_ALIASES.get(name, name))
     return wanted
 
 

@@ -15,11 +15,15 @@ from bstar.specs.deployment import Deployment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedEngine:
-    """One engine of a deployment (of `replicas` equal ones behind its endpoint).
+    """One engine of a deployment, of `replicas` equal ones behind its endpoint.
+
+    A rank of attention data parallelism is one: it has a scheduler and a cache of its own, and its experts see the
+    tokens of all ranks, which are taken to be alike.
 
     per_request_s   outside the steps: tokenizing, HTTP; before the scheduler sees the request
     """
 
+    deployment: Deployment
     settings: SchedulerSettings
     model: StepModel
     replicas: int
@@ -34,17 +38,16 @@ def deployed_engine(deployment: Deployment) -> DeployedEngine:
         raise InfeasibleError(f"{deployment.model.name} does not fit: {budget.reason}", reasons=[str(budget.reason)])
     # Several groups of layers share the pool: a token then costs a block in each, and what counts is tokens.
     blocks = min(budget.num_blocks, budget.kv_cache_tokens // budget.block_size + 1)
-    ranks = parallel.attention_dp  # in lock step: one scheduler of as many seats and blocks
     settings = SchedulerSettings(
-        block_size=budget.block_size, num_blocks=max(blocks, 2) * ranks, max_num_seqs=engine.max_num_seqs * ranks,
-        max_num_batched_tokens=engine.max_num_batched_tokens * ranks, max_model_len=engine.max_model_len,
+        block_size=budget.block_size, num_blocks=max(blocks, 2), max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens, max_model_len=engine.max_model_len,
         enable_prefix_caching=engine.enable_prefix_caching, enable_chunked_prefill=engine.enable_chunked_prefill,
         long_prefill_token_threshold=engine.long_prefill_token_threshold, policy=engine.scheduling_policy,
         async_scheduling=engine.async_scheduling,
     )  # fmt: skip
     return DeployedEngine(
-        settings=settings, model=step_model(deployment), replicas=parallel.dp,
-        per_request_s=engine_overhead(engine.name).per_request_s,
+        deployment=deployment, settings=settings, model=step_model(deployment),
+        replicas=parallel.dp * parallel.attention_dp, per_request_s=engine_overhead(engine.name).per_request_s,
     )  # fmt: skip
 
 
@@ -59,11 +62,13 @@ class StepFigures:
 
 
 def step_figures(model: StepModel, shape: BatchShape) -> StepFigures:
-    """The figures of a step of `shape`.
+    """The figures of a step of one engine's batch, `shape`.
 
     With pipeline stages a step is one token for everybody, and each stage works on its share of the sequences.
     """
-    stages = 1.0
+    stages, ranks = 1.0, model.step.attention_dp
+    if ranks > 1:
+        shape = replace(shape, count=shape.count * ranks)
     if model.pipeline_stages > 1:
         total = float(shape.count.sum())
         stages = total / float(model.microbatch(total))

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstar.errors import SpecError
-from bstar.sim.deployed import DeployedEngine, StepFigures, deployed_engine, step_figures
-from bstar.sim.stepwise import EngineRun, Progress, ReferenceEngine
+from bstar.sim.deployed import DeployedEngine, deployed_engine
+from bstar.sim.kernel_run import prepare
 from bstar.sim.result import SimResult, Timing
 from bstar.sim.steps import merged
+from bstar.sim.stepwise import EngineRun, Progress
+from bstar.sim.ways import Implementation, Way, way_of
 from bstar.specs.deployment import Deployment
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic, is_constant
 
 Ints = NDArray[np.int64]
-EngineChoice = Literal["auto", "kernel", "reference"]
-Policy = Callable[[DeployedEngine, Traffic, float, Progress | None], EngineRun]
 
 
 def simulate(
-    deployment: Deployment, traffic: Traffic, *, seed: int = 0, slo: Slo | None = None, policy: str = "continuous",
-    engine: EngineChoice = "auto", until_s: float = math.inf, progress: Progress | None = None,
+    deployment: Deployment, traffic: Traffic, *, seed: int = 0, slo: Slo | None = None, policy: str = "engine",
+    engine: Implementation = "auto", until_s: float = math.inf, progress: Progress | None = None,
 ) -> SimResult:  # fmt: skip
     """Every request of `traffic` through `deployment`, in simulated time.
 
@@ -37,65 +35,35 @@ def simulate(
 
     seed      of the run's own draws (a router's); the load has its own
     slo       what attainment and goodput are about
-    policy    "continuous" (the engine's), or another of `policies()`
-    engine    "kernel" (compiled), "reference" (the readable scheduler, step by step), "auto": the kernel
+    policy    "engine" (what the deployment's engine does), or another of `bstar.sim.ways.ways()`
+    engine    "kernel" (compiled), "reference" (step by step, readable), "auto": the kernel where it has the policy
     until_s   stop there
     progress  called now and then with (requests finished, of how many, simulated seconds)
     An interrupt (Ctrl-C) ends the run; the result then says `interrupted` and holds what happened so far.
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
     """
     begun = time.perf_counter()
-    if policy not in _POLICIES:
-        raise SpecError(f"policy: {policy!r} is not known; use one of {', '.join(_POLICIES)}")
+    way = way_of(policy, deployment.engine.name)
     deployed = deployed_engine(deployment)
+    if way.covers_ranks:
+        deployed = replace(deployed, replicas=deployment.parallel.dp)
     rejected = np.asarray(traffic.input_tokens >= deployed.settings.max_model_len)
     kept, index = _accepted(traffic, rejected, deployed.per_request_s)
-    notes = _notes(deployment, traffic, rejected)
+    notes = _notes(deployment, traffic, rejected, way, deployed.replicas)
+    compile_s = prepare() if way.compiled and engine != "reference" else 0.0
     parts: list[tuple[Ints, EngineRun]] = []
     for replica in range(deployed.replicas):
         mine, where = _share(kept, replica, deployed.replicas)
         if mine is None:
             continue
-        run = _POLICIES[policy](deployed, mine, until_s, progress)
+        run = way.run(deployed, mine, until_s=until_s, progress=progress, implementation=engine)
         run = replace(run, log=replace(run.log, replica=np.full(len(run.log), replica, dtype=np.int64)))
         parts.append((index[where], run))
         if run.interrupted:
             break
-    result = _gathered(traffic, rejected, parts, deployed, policy, slo, notes)
-    spent = time.perf_counter() - begun
-    return replace(result, timing=Timing(simulate_s=spent, total_s=spent))
-
-
-def policies() -> tuple[str, ...]:
-    """Names that `simulate(policy=)` takes."""
-    return tuple(_POLICIES)
-
-
-def _continuous(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
-    return ReferenceEngine(deployed.settings, load, figures_of(deployed)).run(until_s=until_s, progress=progress)
-
-
-def _unchunked(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
-    """Whole prompts only; the token budget then has to hold the longest one, as vLLM requires."""
-    s = deployed.settings
-    budget = max(s.max_num_batched_tokens, s.max_model_len)
-    settings = replace(s, enable_chunked_prefill=False, max_num_batched_tokens=budget)
-    return ReferenceEngine(settings, load, figures_of(deployed)).run(until_s=until_s, progress=progress)
-
-
-def _static(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
-    from bstar.sim.static import run_static
-
-    return run_static(deployed, load, until_s=until_s, progress=progress)
-
-
-_POLICIES: Final[dict[str, Policy]] = {"continuous": _continuous, "static": _static, "unchunked": _unchunked}
-
-
-def figures_of(deployed: DeployedEngine) -> Callable[..., StepFigures]:
-    """Step figures of a deployment's engine."""
-    model = deployed.model
-    return lambda shape: step_figures(model, shape)
+    result = _gathered(traffic, rejected, parts, deployed, way.text, slo, notes)
+    total = time.perf_counter() - begun
+    return replace(result, timing=Timing(compile_s=compile_s, simulate_s=total - compile_s, total_s=total))
 
 
 def _accepted(traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: float) -> tuple[Traffic, Ints]:
@@ -112,6 +80,9 @@ def _accepted(traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: floa
             f"max_model_len: every prompt is longer than the {int(traffic.input_tokens.min()) - 1:,} tokens that fit; "
             "raise --max-model-len or shorten the prompts")
     moved = traffic if index.size == traffic.num_requests else _taken(traffic, index)
+    if traffic.concurrency is not None and not traffic.has_sessions:
+        # A client whose request is refused sends the next one.
+        moved = replace(moved, arrival_s=traffic.arrival_s[: index.size])
     return replace(moved, arrival_s=moved.arrival_s + per_request_s, think_s=moved.think_s + per_request_s), index
 
 
@@ -119,12 +90,13 @@ def _taken(traffic: Traffic, index: Ints) -> Traffic:
     """Some requests of a traffic, sessions included (a turn only with its parent)."""
     place = np.full(traffic.num_requests + 1, -1, dtype=np.int64)
     place[index] = np.arange(index.size)
-    bare = traffic if is_constant(traffic.parent) else replace(traffic, parent=np.full(1, -1, dtype=np.int64))
-    if np.isnan(bare.arrival_s).any() and bare.concurrency is None:
-        bare = replace(bare, concurrency=1)  # while it has no parents
+    bare = traffic
+    if not is_constant(traffic.parent):  # without parents an open loop has to know its arrivals
+        clients = 1 if np.isnan(traffic.arrival_s).any() else None
+        bare = replace(traffic, parent=np.full(1, -1), concurrency=traffic.concurrency or clients)
     found = bare.take(index)
     warm = int((index < traffic.warmup_requests).sum())
-    parent = traffic.parent if is_constant(traffic.parent) else place[traffic.parent[index]]
+    parent = traffic.parent[:1] if is_constant(traffic.parent) else place[traffic.parent[index]]
     return replace(found, parent=parent, concurrency=traffic.concurrency, warmup_requests=min(warm, index.size - 1))
 
 
@@ -149,9 +121,11 @@ def _share(load: Traffic, replica: int, replicas: int) -> tuple[Traffic | None, 
     return part, where
 
 
-def _notes(deployment: Deployment, traffic: Traffic, rejected: NDArray[np.bool_]) -> tuple[str, ...]:
+def _notes(
+    deployment: Deployment, traffic: Traffic, rejected: NDArray[np.bool_], way: Way, replicas: int
+) -> tuple[str, ...]:
     engine, notes = deployment.engine, []
-    if engine.name != "vllm":
+    if engine.name != "vllm" and way.name == "continuous":
         notes.append(f"{engine.name} is scheduled as vLLM does")
     if rejected.any():
         notes.append(f"{int(rejected.sum()):,} of {traffic.num_requests:,} prompts are not shorter than max_model_len "
@@ -160,10 +134,10 @@ def _notes(deployment: Deployment, traffic: Traffic, rejected: NDArray[np.bool_]
     cut = int((longer & ~rejected).sum())
     if cut:
         notes.append(f"{cut:,} answers end early at max_model_len ({engine.max_model_len:,} tokens)")
-    if engine.num_speculative_tokens:
+    if engine.num_speculative_tokens and way.name != "speculative":
         notes.append("speculative decoding is not simulated: every step makes one token a sequence")
-    if deployment.parallel.dp > 1:
-        notes.append(f"{deployment.parallel.dp} replicas take requests in turn")
+    if replicas > 1:
+        notes.append(f"{replicas} engines take requests in turn")
     return tuple(notes)
 
 
@@ -183,14 +157,17 @@ def _gathered(
             count[where] = getattr(run, name)
         replica[where] = number
     seconds["arrival_s"] -= deployed.per_request_s
-    given = ~np.isnan(traffic.arrival_s)
-    seconds["arrival_s"][given] = traffic.arrival_s[given]
+    exact = np.isclose(seconds["arrival_s"], traffic.arrival_s, rtol=1e-12, atol=1e-9)  # but for rounding
+    seconds["arrival_s"][exact] = traffic.arrival_s[exact]
     measured = ~rejected & ~np.isnan(seconds["arrival_s"])
     measured[: traffic.warmup_requests] = False
     return SimResult(
-        **seconds, input_tokens=np.ascontiguousarray(traffic.input_tokens), output_tokens=counts["made_tokens"],
+        arrival_s=seconds["arrival_s"], scheduled_s=seconds["scheduled_s"], first_token_s=seconds["first_token_s"],
+        finish_s=seconds["finish_s"], input_tokens=np.ascontiguousarray(traffic.input_tokens),
+        output_tokens=counts["made_tokens"],
         num_preemptions=counts["preemptions"], cached_tokens=counts["cached_tokens"], replica=replica,
         rejected=rejected, measured=measured, steps=merged([run.log for _, run in parts]), slo=slo,
         open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, policy=policy,
+        engine=parts[0][1].implementation,
         interrupted=any(run.interrupted for _, run in parts), notes=notes,
     )  # fmt: skip

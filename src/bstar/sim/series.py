@@ -20,7 +20,7 @@ class TimeSeries:
 
     time_s                 middle of the interval, in seconds from the first request
     in_system              requests that were sent and are not answered
-    running, waiting       requests, and those of them without a place; idle time counts as 0
+    running, waiting       those of them with a place, and without (queue, and the engine's front end)
     kv_usage               fraction of KV blocks in use
     output_tokens_per_s, prompt_tokens_per_s   made, and computed (recomputed ones too)
     step_s                 mean seconds of a step, nan where there was none
@@ -72,9 +72,10 @@ def time_series(result: SimResult, points: int) -> TimeSeries:
     share = width * log.replicas
     with np.errstate(divide="ignore", invalid="ignore"):
         step_s = np.where(count > 1e-9, busy / count, np.nan)
+    in_system, running = _in_system(result, edges), total(log.running * duration) / width
     return TimeSeries(
-        time_s=(edges[:-1] + edges[1:]) / 2.0 - start, in_system=_in_system(result, edges),
-        running=total(log.running * duration) / width, waiting=total(log.waiting * duration) / width,
+        time_s=(edges[:-1] + edges[1:]) / 2.0 - start, in_system=in_system,
+        running=running, waiting=np.maximum(in_system - running, 0.0),
         kv_usage=total(log.mean_used_blocks * duration) / (width * max(log.kv_blocks, 1)),
         output_tokens_per_s=total(log.made * steps) / width,
         prompt_tokens_per_s=total(log.prompt_tokens * steps) / width, step_s=step_s, busy=busy / share,
@@ -97,7 +98,8 @@ def _in_system(result: SimResult, edges: Floats) -> Floats:
     """Mean number of requests in the system per interval, from arrivals and answers."""
     come = result.arrival_s[~np.isnan(result.arrival_s) & ~result.rejected]
     gone = result.finish_s[~np.isnan(result.finish_s)]
-    return (_presence(edges, come) - _presence(edges, gone)) / (edges[1] - edges[0])
+    found: Floats = (_presence(edges, come) - _presence(edges, gone)) / (edges[1] - edges[0])
+    return found
 
 
 def _presence(edges: Floats, times: Floats) -> Floats:

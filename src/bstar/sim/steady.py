@@ -143,8 +143,8 @@ def _too_short(result: SimResult, start: float, last: float) -> str | None:
     """Why what is left shows no steady state, or None."""
     longest = float(np.nanmean(result.e2e_s)) if not np.isnan(result.e2e_s).all() else float("inf")
     if result.open_loop and last - start < 3.0 * longest:
-        return (f"no steady state: requests come for {last - start:.3g} s after warm-up, and one takes {longest:.3g} s; "
-                "send more requests")
+        return (f"no steady state: requests come for {last - start:.3g} s after warm-up, and one takes "
+                f"{longest:.3g} s; send more requests")
     if result.concurrency is not None and np.count_nonzero(~np.isnan(result.finish_s)) < 3 * result.concurrency:
         return (f"no steady state: {np.count_nonzero(~np.isnan(result.finish_s))} answers for {result.concurrency} "
                 "clients; send at least three requests each")

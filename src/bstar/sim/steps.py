@@ -30,7 +30,7 @@ class StepLog:
     regular            sequences that get a token in each step and got one in the step before: the step is their gap
     made               tokens that each step samples
     sequences          sequences with tokens in the step
-    running, waiting   requests after the step (finished ones no longer counted under running)
+    running, waiting   requests with a place in the run, and without one when it starts
     used_blocks        KV blocks that running requests hold after the last step
     preempted          requests that were preempted in its first step
     prompt_tokens      prompt tokens (and recomputed ones) in each step
@@ -145,7 +145,8 @@ class StepRows:
         names = [name for name in _COLUMNS if name not in ("regular", "replica")]
         table = np.array(self.rows, dtype=float).reshape(len(self.rows), len(names))
         columns: dict[str, Any] = {
-            name: table[:, i] if name.endswith("_s") or name == "flops" else table[:, i].astype(np.int64) for i, name in enumerate(names)
+            name: table[:, i] if name.endswith("_s") or name == "flops" else table[:, i].astype(np.int64)
+            for i, name in enumerate(names)
         }
         return StepLog(
             **columns, regular=np.array(self.regular, dtype=np.int64),

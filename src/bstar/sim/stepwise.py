@@ -47,6 +47,7 @@ class EngineRun:
     cached_tokens: Ints
     log: StepLog
     interrupted: bool = False
+    implementation: str = "reference"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +85,6 @@ class ReferenceEngine:
                 traffic.input_tokens.tolist(), traffic.output_tokens.tolist(), traffic.priority.tolist(), keys,
                 strict=True))
         ]  # fmt: skip
-        self.decoding: set[int] = set()
         parents = traffic.parent.tolist()
         self.children: dict[int, list[int]] = {}
         for rank, parent in enumerate(parents):
@@ -133,7 +133,6 @@ class ReferenceEngine:
             scheduler.add(self.requests[heapq.heappop(self.arrivals)[1]])
         plan = scheduler.schedule()
         check_progress(scheduler, plan)
-        self.decoding.difference_update(r.rank for r in plan.preempted)
         started: _Flight | None = None
         start_s, took = self.now, 0.0
         if plan.tokens:
@@ -152,9 +151,11 @@ class ReferenceEngine:
         else:
             ended, ended_s = started, start_s + took
         self.now = start_s + took
+        if started is not None and started is ended:
+            self._state(started.row, len(plan.preempted))
         if ended is not None:
             self.finished += self._end(ended, ended_s)
-        if started is not None:
+        if started is not None and started is not ended:  # without those that ended with the step before
             self._state(started.row, len(plan.preempted))
         return True
 
@@ -162,18 +163,18 @@ class ReferenceEngine:
         """Run a step: its seconds and its row in the log."""
         table, prompt = [], 0
         for request, tokens in plan.tokens.items():
-            decodes = request.rank in self.decoding
+            decodes = request.computed - tokens >= request.target
             prompt += 0 if decodes else tokens
             table.append((float(tokens), float(request.computed), 1.0, not decodes))
             if math.isnan(self.scheduled_s[request.rank]):
                 self.scheduled_s[request.rank] = now
         step = self.figures(BatchShape.from_rows(table))
         seconds = step.seconds + float(getattr(plan, "extra_s", 0.0))
-        self.decoding.update(r.rank for r in plan.samples)
         row = self.rows.add(
-            start_s=now, steps=1, base_s=seconds, slope_s=0.0, made=sum(_tokens_of(plan, r) for r in plan.samples), sequences=len(plan.tokens),
-            running=0, waiting=0, used_blocks=self.settings.num_blocks - 1 - len(self.scheduler.pool.free),
-            preempted=0, prompt_tokens=prompt, flops=step.flops, compute_s=step.compute_s, memory_s=step.memory_s,
+            start_s=now, steps=1, base_s=seconds, slope_s=0.0, made=sum(_tokens_of(plan, r) for r in plan.samples),
+            sequences=len(plan.tokens), running=0, waiting=0, preempted=0, prompt_tokens=prompt,
+            used_blocks=self.settings.num_blocks - 1 - len(self.scheduler.pool.free), flops=step.flops,
+            compute_s=step.compute_s, memory_s=step.memory_s,
         )  # fmt: skip
         return seconds, row
 
@@ -199,7 +200,6 @@ class ReferenceEngine:
         gone = self.scheduler.update(step.plan)
         for request in gone:
             self.finish_s[request.rank] = now
-            self.decoding.discard(request.rank)
             self._answered(request.rank, now)
         return len(gone)
 

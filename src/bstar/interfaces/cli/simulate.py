@@ -50,8 +50,9 @@ _SILENT_S = 1.0
 @click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
 @apply(
     deploy_options, traffic_options, slo_options,
-    click.option("--policy", default="continuous", show_default=True, metavar="NAME",
-                 help="How requests are batched: continuous (the engine's own), unchunked, static."),
+    click.option("--policy", default="engine", show_default=True, metavar="NAME[:K=V,…]",
+                 help="How requests are batched: engine (its own way), continuous (vLLM's), unchunked, static, sglang, "
+                      "sglang-mixed, trtllm-no-evict, trtllm-max-utilization, swap, speculative, lock-step."),
     click.option("--compare", metavar="A,B[,…]",
                  help="Serve the same requests in several ways, and print the gain over the first."),
     click.option("--replications", type=POSITIVE, default=1, show_default=True, metavar="N",
@@ -79,7 +80,7 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
         check_trace_path(trace_out)
     if compare is not None:
         if requests_out is not None or trace_out is not None or replications > 1:
-            raise SpecError("--compare: prints the gain alone; leave --requests-out, --trace-out and --replications out")
+            raise SpecError("--compare: leave --requests-out, --trace-out and --replications out, it prints the gain")
         _compare(built, load, slo, compare, as_json)
         return
 
@@ -207,7 +208,7 @@ def _facts(result: SimResult) -> list[tuple[str, ...]]:
         ("KV cache", _percent(result.kv_usage), f"mean in use, {steps.max_kv_usage():.1%} at most; "
          f"{int(result.num_preemptions.sum()):,} preemptions, {int(result.cached_tokens.sum()):,} prompt tokens found "
          "cached"),
-        ("MBU, MFU", f"{_percent(steps.mbu)}, {_percent(steps.mfu)}", "of bandwidth and of peak arithmetic, while busy"),
+        ("MBU, MFU", f"{_percent(steps.mbu)}, {_percent(steps.mfu)}", "of bandwidth and of peak FLOP/s, while busy"),
     ]
     return facts
 

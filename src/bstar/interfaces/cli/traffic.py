@@ -13,7 +13,7 @@ from bstar.interfaces.cli.params import COUNT, POSITIVE, RATE, SECONDS, apply
 if TYPE_CHECKING:
     from bstar.traffic.load import Traffic
 
-DEFAULT_REQUESTS = 1000
+DEFAULT_REQUESTS = 10_000
 
 traffic_options = apply(
     click.option("--input", "input_lengths", metavar="DIST",
@@ -30,8 +30,8 @@ traffic_options = apply(
     click.option("--think", "think", metavar="T", help="Closed loop: seconds between an answer and the next request."),
     click.option("--num-requests", type=POSITIVE, metavar="N",
                  help=f"How many ({DEFAULT_REQUESTS:,}; 10 for each client; all of a trace)."),
-    click.option("--duration", type=SECONDS, metavar="T", help="Open loop: send for so long, instead of --num-requests."),
-    click.option("--warmup-requests", type=COUNT, default=0, metavar="N", help="First requests that metrics leave out."),
+    click.option("--duration", type=SECONDS, metavar="T", help="Open loop: send for so long."),
+    click.option("--warmup-requests", type=COUNT, default=0, metavar="N", help="First requests, not measured."),
     click.option("--prefix", metavar="N[,hit=F]",
                  help="Prompts begin with one of some shared texts: 1000,hit=0.8,groups=50,zipf=1.1."),
     click.option("--prefix-tokens", type=COUNT, metavar="N", hidden=True),

@@ -1,0 +1,137 @@
+"""`bstar simulate`: the contract of its JSON, its text, its files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+BASE = ("simulate", "llama-3.1-8b", "--gpu", "h100-sxm-80gb")
+LOAD = ("--input", "512", "--output", "uniform:1-200", "--rate", "8", "--num-requests", "400")
+KEYS = {
+    "num_requests", "input_tokens", "output_tokens", "ttft_s", "tpot_s", "itl_s", "e2e_s", "output_tokens_per_s",
+    "requests_per_s", "goodput_requests_per_s", "num_preemptions", "kv_usage", "mbu", "mfu", "steady_state", "timing",
+}  # fmt: skip
+
+
+def test_the_contract(bstar_json: Run) -> None:
+    sheet = bstar_json(*BASE, *LOAD, "--slo", "ttft=500ms,tpot=20ms")
+    assert set(sheet) >= KEYS
+    for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
+        assert set(sheet[name]) >= {"mean", "p50", "p95", "p99"}
+        assert 0 < sheet[name]["p50"] <= sheet[name]["p95"] <= sheet[name]["p99"]
+    assert set(sheet["timing"]) == {"compile_s", "simulate_s", "total_s"}
+    assert sheet["num_requests"] == 400
+    assert sheet["input_tokens"] == 400 * 512
+    assert sheet["steady_state"] is True
+    assert sheet["tpot_s"]["count"] < 400  # some answers have one token: they have no TPOT
+    assert sheet["goodput_requests_per_s"] <= sheet["requests_per_s"]
+    for fraction in ("kv_usage", "mbu", "mfu", "slo_attainment_fraction"):
+        assert 0 <= sheet[fraction] <= 1
+    assert sheet["deployment"]["max_num_seqs"] == 1024
+
+
+def test_the_library_gives_the_same_numbers(bstar_json: Run) -> None:
+    import bstar
+
+    sheet = bstar_json(*BASE, *LOAD, "--seed", "7")
+    load = bstar.traffic.poisson(rate_per_s=8, input_tokens=512, output_tokens="uniform:1-200", num_requests=400,
+                                 seed=7)
+    result = bstar.simulate(bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb"), load, seed=0)
+    for array in ("arrival_s", "first_token_s", "finish_s", "input_tokens", "output_tokens", "num_preemptions"):
+        assert getattr(result, array).shape == (400,)
+    assert sheet["ttft_s"]["p99"] == result.summary.ttft_s.p99
+    assert sheet["output_tokens"] == int(result.output_tokens.sum())
+
+
+def test_closed_loop_prefix_and_sessions_of_options(bstar_json: Run) -> None:
+    plain = bstar_json(*BASE, "--input", "2000", "--output", "50", "--concurrency", "8")
+    assert plain["num_requests"] == 80
+    assert plain["load"]["concurrency"] == 8
+    cached = bstar_json(*BASE, "--input", "2000", "--output", "50", "--concurrency", "8", "--prefix", "1600")
+    assert cached["cached_tokens"] >= 70 * 1600
+    assert cached["ttft_s"]["mean"] < plain["ttft_s"]["mean"]
+    thinking = bstar_json(*BASE, "--input", "200", "--output", "50", "--concurrency", "8", "--think", "2s")
+    assert thinking["mean_in_flight"] < 5
+
+
+def test_overload_is_named(bstar: Run, bstar_json: Run) -> None:
+    load = ("--input", "900", "--output", "200", "--rate", "60", "--num-requests", "2000", "--max-num-seqs", "64")
+    sheet = bstar_json(*BASE, *load)
+    assert sheet["steady_state"] is False
+    assert "no steady state: arrivals exceed capacity by" in sheet["steady"]["message"]
+    assert "no steady state: arrivals exceed capacity by" in bstar(*BASE, *load).stdout
+
+
+def test_text_fits_one_screen(bstar: Run) -> None:
+    text = bstar(*BASE, *LOAD, "--slo", "chat", "--replications", "3").stdout
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert all(len(line) <= 120 for line in lines)
+    for word in ("TTFT", "TPOT", "ITL", "E2E", "tok/s", "goodput", "KV cache", "running"):
+        assert word in text
+
+
+def test_files(bstar: Run, tmp_path: Path) -> None:
+    requests, trace = tmp_path / "r.csv", tmp_path / "t.json"
+    done = bstar(*BASE, *LOAD, "--requests-out", str(requests), "--trace-out", str(trace), "--json")
+    assert done.exit_code == 0
+    json.loads(done.stdout)
+    assert len(requests.read_text().splitlines()) == 401
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_compare(bstar: Run, bstar_json: Run) -> None:
+    load = ("--input", "300", "--output", "uniform:10-300", "--rate", "5", "--num-requests", "150")
+    sheet = bstar_json(*BASE, *load, "--compare", "static,continuous")
+    assert sheet["gain"]["continuous"]["e2e_s.mean"] > 1
+    assert set(sheet["runs"]["static"]) >= KEYS
+    assert "better" in bstar(*BASE, *load, "--compare", "static,continuous").stdout
+
+
+def test_series_and_replications(bstar_json: Run) -> None:
+    sheet = bstar_json(*BASE, *LOAD, "--series-points", "20", "--replications", "2")
+    assert len(sheet["series"]["time_s"]) == len(sheet["series"]["kv_usage"]) == 20
+    assert sheet["replications"]["count"] == 2
+    assert sheet["replications"]["confidence"]["ttft_s.mean"]["half_width"] > 0
+
+
+def test_a_trace_is_replayed(bstar_json: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i * 0.5},{100 + i},{5 + i % 7}\n"
+                                                                      for i in range(60)))
+    sheet = bstar_json(*BASE, "--trace", str(path))
+    assert sheet["num_requests"] == 60
+    assert sheet["input_tokens"] == sum(100 + i for i in range(60))
+    fast = bstar_json(*BASE, "--trace", str(path), "--rate", "20")
+    assert fast["duration_s"] < 0.2 * sheet["duration_s"]
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("--input", "10", "--output", "10"), "--rate R, --concurrency C or --trace FILE"),
+    (("--input", "10", "--rate", "1"), "--output"),
+    (("--input", "10", "--output", "10", "--rate", "1", "--concurrency", "2"), "contradict"),
+    ((*LOAD, "--policy", "magic"), "policy"),
+    ((*LOAD, "--compare", "static"), "two or more"),
+    ((*LOAD, "--requests-out", "r.xls"), "must end with"),
+    ((*LOAD, "--trace-out", "/no/such/folder/t.json"), "folder"),
+    (("--input", "10", "--output", "10", "--rate", "1", "--think", "1s"), "--think"),
+    (("--input", "10", "--output", "10", "--concurrency", "1", "--duration", "1s"), "--duration"),
+])  # fmt: skip
+def test_bad_input_is_one_line(bstar: Run, args: tuple[str, ...], says: str) -> None:
+    done = bstar(*BASE, *args)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_does_not_fit_is_exit_code_1(bstar: Run) -> None:
+    done = bstar("simulate", "llama-3.1-70b", "--gpu", "h100-sxm-80gb", *LOAD)
+    assert done.exit_code == 1
+    assert "does not fit" in done.stderr
