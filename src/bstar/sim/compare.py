@@ -19,6 +19,7 @@ from bstar.traffic.load import Traffic
 # What a comparison shows, in this order; distributions by mean and p95.
 _SCALARS: Final = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "slo_attainment_fraction")
 _DISTRIBUTIONS: Final = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+DISAGGREGATED: Final = "disaggregated"
 # Other words for a policy, as people compare them.
 _ALIASES: Final = {"chunked": "engine", "mixed": "engine"}
 
@@ -60,28 +61,53 @@ class Comparison:
         }  # fmt: skip
 
 
-def wanted_names(names: Sequence[str]) -> tuple[str, ...]:
+def wanted_names(names: Sequence[str], engine: str = "vllm") -> tuple[str, ...]:
     """The names of a comparison, checked. Raises SpecError where one is not known or there are fewer than two."""
     wanted = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
     if len(wanted) < 2:
         raise SpecError("compare: needs two or more ways to serve, like static,continuous")
     for name in wanted:
-        way_of(_ALIASES.get(name, name))
+        if name != DISAGGREGATED:
+            way_of(_ALIASES.get(name, name), engine)
+    if DISAGGREGATED in wanted and set(wanted) - {DISAGGREGATED, "mixed"}:
+        raise SpecError("compare: separate pools are compared with mixed ones; write mixed,disaggregated")
     return wanted
 
 
 def serve_as(
-    deployment: Deployment, traffic: Traffic, name: str, *, seed: int = 0, slo: Slo | None = None,
-    progress: Progress | None = None,
+    deployment: Deployment, traffic: Traffic, name: str, *, cluster: dict[str, Any] | None = None, seed: int = 0,
+    slo: Slo | None = None, progress: Progress | None = None,
 ) -> SimResult:  # fmt: skip
-    """Serve `traffic` in the way called `name`: a policy, or "chunked" and "mixed" for the engine's own."""
-    return simulate(deployment, traffic, seed=seed, slo=slo, policy=_ALIASES.get(name, name), progress=progress)
+    """Serve `traffic` in the way called `name`: a policy, or a word for one.
+
+    chunked, mixed   the engine's own way
+    disaggregated    prompts and answers in pools of their own
+    cluster          keywords of `simulate_cluster`: how many engines, which router. Mixed engines are as many as
+                     those of both pools together
+    """
+    if cluster is None:
+        return simulate(deployment, traffic, seed=seed, slo=slo, policy=_ALIASES.get(name, name), progress=progress)
+    if name not in (DISAGGREGATED, "mixed"):
+        raise SpecError(f"compare: {name} is for one engine; leave the replicas out")
+    from bstar.sim.cluster import simulate_cluster
+
+    pools = {key: cluster.get(key, 1) for key in ("prefill_replicas", "decode_replicas")}
+    rest = {key: value for key, value in cluster.items() if key not in (*pools, "replicas")}
+    if name == "mixed":
+        for key in ("kv_link", "decode_router"):
+            rest.pop(key, None)
+        return simulate_cluster(
+            deployment, traffic, replicas=sum(pools.values()), seed=seed, slo=slo, progress=progress, **rest)
+    return simulate_cluster(deployment, traffic, seed=seed, slo=slo, progress=progress, **pools, **rest)
 
 
 def compare(
-    deployment: Deployment, traffic: Traffic, names: Sequence[str], *, seed: int = 0, slo: Slo | None = None
-) -> Comparison:
+    deployment: Deployment, traffic: Traffic, names: Sequence[str], *, cluster: dict[str, Any] | None = None,
+    seed: int = 0, slo: Slo | None = None,
+) -> Comparison:  # fmt: skip
     """Serve the same requests once for each name. Raises SpecError where a name is not known."""
-    wanted = wanted_names(names)
-    return Comparison(
-        names=wanted, results=tuple(serve_as(deployment, traffic, name, seed=seed, slo=slo) for name in wanted))
+    wanted = wanted_names(names, deployment.engine.name)
+    if DISAGGREGATED in wanted and cluster is None:
+        cluster = {}
+    return Comparison(names=wanted, results=tuple(
+        serve_as(deployment, traffic, name, cluster=cluster, seed=seed, slo=slo) for name in wanted))

@@ -47,6 +47,7 @@ class SimResult:
     rejected          longer than the engine takes: answered with an error, not served
     measured          counted by the metrics: neither the traffic's own warm-up nor rejected
     steps             the run in time; None where a policy has no steps to show
+    front_end_s       from sending to the scheduler's sight of a request: tokenizing, HTTP
     policy            how requests were batched
     itl_exact         whether every gap between tokens is known, or some only by their sum
     """
@@ -66,6 +67,7 @@ class SimResult:
     slo: Slo | None = None
     open_loop: bool = True
     concurrency: int | None = None
+    front_end_s: float = 0.0
     policy: str = "continuous"
     engine: str = "reference"
     interrupted: bool = False

@@ -168,6 +168,6 @@ def _gathered(
         num_preemptions=counts["preemptions"], cached_tokens=counts["cached_tokens"], replica=replica,
         rejected=rejected, measured=measured, steps=merged([run.log for _, run in parts]), slo=slo,
         open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, policy=policy,
-        engine=parts[0][1].implementation,
+        engine=parts[0][1].implementation, front_end_s=deployed.per_request_s,
         interrupted=any(run.interrupted for _, run in parts), notes=notes,
     )  # fmt: skip

@@ -20,7 +20,7 @@ class TimeSeries:
 
     time_s                 middle of the interval, in seconds from the first request
     in_system              requests that were sent and are not answered
-    running, waiting       those of them with a place, and without (queue, and the engine's front end)
+    running, waiting       those of them that the scheduler knows, with a place in steps and without
     kv_usage               fraction of KV blocks in use
     output_tokens_per_s, prompt_tokens_per_s   made, and computed (recomputed ones too)
     step_s                 mean seconds of a step, nan where there was none
@@ -73,9 +73,10 @@ def time_series(result: SimResult, points: int) -> TimeSeries:
     with np.errstate(divide="ignore", invalid="ignore"):
         step_s = np.where(count > 1e-9, busy / count, np.nan)
     in_system, running = _in_system(result, edges), total(log.running * duration) / width
+    known = _in_system(result, edges, late_s=result.front_end_s)
     return TimeSeries(
         time_s=(edges[:-1] + edges[1:]) / 2.0 - start, in_system=in_system,
-        running=running, waiting=np.maximum(in_system - running, 0.0),
+        running=running, waiting=np.maximum(known - running, 0.0),
         kv_usage=total(log.mean_used_blocks * duration) / (width * max(log.kv_blocks, 1)),
         output_tokens_per_s=total(log.made * steps) / width,
         prompt_tokens_per_s=total(log.prompt_tokens * steps) / width, step_s=step_s, busy=busy / share,
@@ -94,9 +95,9 @@ def _spread(edges: Floats, start: Floats, duration: Floats, amount: Floats) -> F
     return np.diff(np.interp(edges, np.maximum.accumulate(times), grown))
 
 
-def _in_system(result: SimResult, edges: Floats) -> Floats:
-    """Mean number of requests in the system per interval, from arrivals and answers."""
-    come = result.arrival_s[~np.isnan(result.arrival_s) & ~result.rejected]
+def _in_system(result: SimResult, edges: Floats, *, late_s: float = 0.0) -> Floats:
+    """Mean number of requests in the system per interval, `late_s` after they were sent until the answer."""
+    come = result.arrival_s[~np.isnan(result.arrival_s) & ~result.rejected] + late_s
     gone = result.finish_s[~np.isnan(result.finish_s)]
     found: Floats = (_presence(edges, come) - _presence(edges, gone)) / (edges[1] - edges[0])
     return found

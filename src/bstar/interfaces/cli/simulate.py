@@ -13,6 +13,7 @@ import click
 
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.cluster import cluster_options, linked, take_cluster
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option
@@ -49,12 +50,13 @@ _SILENT_S = 1.0
 @click.command("simulate", cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
 @apply(
-    deploy_options, traffic_options, slo_options,
+    deploy_options, traffic_options, slo_options, cluster_options,
     click.option("--policy", default="engine", show_default=True, metavar="NAME[:K=V,…]",
                  help="How requests are batched: engine (its own way), continuous (vLLM's), unchunked, static, sglang, "
                       "sglang-mixed, trtllm-no-evict, trtllm-max-utilization, swap, speculative, lock-step."),
     click.option("--compare", metavar="A,B[,…]",
-                 help="Serve the same requests in several ways, and print the gain over the first."),
+                 help="Serve the same requests in several ways and print the gain: static,continuous; "
+                      "unchunked,chunked; mixed,disaggregated; or any policies."),
     click.option("--replications", type=POSITIVE, default=1, show_default=True, metavar="N",
                  help="Independent runs with seeds N apart, for confidence intervals."),
     click.option("--requests-out", type=click.Path(path_type=Path), metavar="FILE",
@@ -72,22 +74,30 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     from bstar.sim.run import simulate as simulated
 
     built = take_deployment(model_name, options)
-    slo = take_slo(options)
+    slo, cluster = take_slo(options), take_cluster(options)
+    if cluster is not None:
+        cluster = linked(cluster, built)
     load, given = take_traffic(options)
     if requests_out is not None:
         check_request_path(requests_out)
     if trace_out is not None:
         check_trace_path(trace_out)
+    if cluster is not None and policy != "engine":
+        raise SpecError("--policy: several engines all serve in the engine's own way; leave --policy out")
     if compare is not None:
         if requests_out is not None or trace_out is not None or replications > 1:
             raise SpecError("--compare: leave --requests-out, --trace-out and --replications out, it prints the gain")
-        _compare(built, load, slo, compare, as_json)
+        _compare(built, load, slo, compare, cluster, as_json)
         return
 
     def run(number: int) -> SimResult:
         seed = given["seed"] + number
         sent = load if number == 0 else build_traffic(given, seed=seed)
         with _progress(f"run {number + 1} of {replications}" if replications > 1 else "requests") as report:
+            if cluster is not None:
+                from bstar.sim.cluster import simulate_cluster
+
+                return simulate_cluster(built, sent, seed=seed, slo=slo, progress=report, **cluster)
             return simulated(built, sent, seed=seed, slo=slo, policy=policy, progress=report)
 
     several: Replications | None = None
@@ -116,14 +126,17 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
             output.warn(f"wrote {path}")
 
 
-def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, as_json: bool) -> None:
-    from bstar.sim.compare import Comparison, serve_as, wanted_names
+def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, cluster: dict[str, Any] | None,
+             as_json: bool) -> None:
+    from bstar.sim.compare import DISAGGREGATED, Comparison, serve_as, wanted_names
 
-    wanted = wanted_names(names.split(","))
+    wanted = wanted_names(names.split(","), built.engine.name)
+    if DISAGGREGATED in wanted and cluster is None:
+        cluster = {}
     results = []
     for name in wanted:
         with _progress(name) as report:
-            results.append(serve_as(built, load, name, slo=slo, progress=report))
+            results.append(serve_as(built, load, name, cluster=cluster, slo=slo, progress=report))
     comparison = Comparison(names=wanted, results=tuple(results))
     if as_json:
         output.print_json(
@@ -163,7 +176,8 @@ def _show(built: Deployment, load: Traffic, result: SimResult, several: Replicat
         output.heading(built.model.name, headline(built)),
         output.line(f"  {load.name}: {summary.num_finished:,} of {summary.num_requests:,} requests, "
                     f"{load.mean_input_tokens:,.0f} in / {load.mean_output_tokens:,.0f} out, "
-                    f"{format_seconds(summary.duration_s)} simulated in {format_seconds(result.timing.total_s)}"),
+                    f"{format_seconds(summary.duration_s)} simulated in {format_seconds(result.timing.total_s)}"
+                    + (f", {result.steps.replicas} engines" if result.steps.replicas > 1 else "")),
     ]
     if result.interrupted:
         parts.append(output.line("interrupted: what happened so far", style="yellow"))
