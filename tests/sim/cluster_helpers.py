@@ -26,7 +26,8 @@ def small(gpu: str = "h100-sxm-80gb", **more: object) -> Deployment:
 
 def tight(num_blocks: int = 200, **more: object) -> SchedulerSettings:
     """An engine that preempts."""
-    given = dict(block_size=16, num_blocks=num_blocks, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=2048)
+    given = {"block_size": 16, "num_blocks": num_blocks, "max_num_seqs": 16, "max_num_batched_tokens": 256,
+             "max_model_len": 2048}  # fmt: skip
     return SchedulerSettings(**{**given, **more})
 
 

@@ -6,6 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cluster_helpers import affine, cluster, markov, mixed, small, tight
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
 from bstar.errors import SpecError
 from bstar.queueing.markov import mmc_mean_wait_s
 from bstar.sim.cluster import ROUTERS, simulate_cluster
@@ -13,11 +18,6 @@ from bstar.sim.cluster.routers import BLIND, Router
 from bstar.sim.run import simulate
 from bstar.sim.stepwise import ReferenceEngine
 from bstar.traffic import closed_loop, poisson, sessions
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
-
-from cluster_helpers import affine, cluster, markov, mixed, small, tight
 
 ARRAYS = ("scheduled_s", "first_token_s", "finish_s")
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cluster_helpers import small
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
 from bstar.errors import SpecError
 from bstar.sim.cluster import ROUTERS, Failure, simulate_cluster
 from bstar.sim.cluster.fast import run_fast
@@ -11,10 +16,6 @@ from bstar.sim.cluster.routers import Router
 from bstar.sim.deployed import deployed_engine
 from bstar.sim.step_cost import step_cost
 from bstar.traffic import poisson, sessions
-from cluster_helpers import small
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 COUNTS = ("replica", "output_tokens", "num_preemptions", "cached_tokens")

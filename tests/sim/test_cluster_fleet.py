@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cluster_helpers import QUICK, affine, cluster, in_flight, mixed, small, tight
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
 from bstar.errors import SpecError
 from bstar.sim.cluster import Autoscaler, Drain, Failure, simulate_cluster
 from bstar.sim.cluster.fleet import Stabilizer, parse_autoscaler, parse_drain, parse_failure
 from bstar.traffic import closed_loop
 from bstar.traffic.load import Traffic
-from cluster_helpers import QUICK, affine, cluster, in_flight, mixed, small, tight
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 
 
 @examples(max_examples=25, deadline=None)
@@ -55,7 +56,8 @@ def test_requests_wait_for_the_only_replica_to_come_back():
     run = cluster(load, 1, "round-robin", settings=tight(300), figures=affine, failures=(failure,), startup_s=5.0)
     finish = run.ledger.finish_s
     assert not np.isnan(finish).any() and not ((finish > 0.3) & (finish < 7.3)).any()
-    gone = cluster(load, 1, "round-robin", settings=tight(300), figures=affine, failures=(Failure(replica=0, at_s=0.3),))
+    stays = Failure(replica=0, at_s=0.3)
+    gone = cluster(load, 1, "round-robin", settings=tight(300), figures=affine, failures=(stays,))
     assert np.isnan(gone.ledger.finish_s).sum() == len(gone.held) > 0
 
 

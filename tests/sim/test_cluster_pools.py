@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cluster_helpers import mixed, small
+
 from bstar.errors import SpecError
 from bstar.physics.kv_cache import kv_bytes_per_sequence
 from bstar.sim.cluster import Failure, KvLink, simulate_cluster
 from bstar.sim.cluster.transfer import Transfers
 from bstar.sim.run import simulate
 from bstar.traffic import poisson
-from cluster_helpers import mixed, small
 
 ENDLESS = KvLink(bandwidth_bytes_per_s=math.inf)
 SLOW = KvLink(bandwidth_bytes_per_s=2e9, latency_s=1e-3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
 from bstar.sim.kernel.cache import find_hits
 from bstar.sim.kernel.closed_forms import blocks_of, run_s
 from bstar.sim.kernel.compiled import entry, inlined, part
@@ -149,7 +150,7 @@ def route(
     limits: Limits, load: Load, cost: StepCost, out: Outcome, pools: Blocks, engines: Engine, desk: Desk, code: int,
     last: int,
 ) -> int:  # fmt: skip
-    """Send requests until `last` have been sent. Returns PAUSED when they are, else why replica desk.next[1] stopped."""
+    """Send requests until `last` have been sent. Returns PAUSED then, else why replica desk.next[1] stopped."""
     count = engines.n.shape[0]
     while desk.next[0] < last:
         number = desk.next[0]

@@ -77,8 +77,8 @@ class DecodeReplica(Replica):
             needed = -(-request.num_tokens // size) - len(hits)
             if needed + sum(pool.references[b] == 0 for b in hits) > len(pool.free):
                 if len(pool.free) + 1 == self.settings.num_blocks:
-                    raise SpecError(f"request {rank}: {request.num_tokens} tokens do not fit in the KV cache of a decode "
-                                    "replica")  # fmt: skip
+                    raise SpecError(f"request {rank}: {request.num_tokens} tokens do not fit in the KV cache of a "
+                                    "decode replica; give it more memory or a smaller max_model_len")  # fmt: skip
                 return
             pool.touch(hits)
             request.blocks, request.named = [*hits, *pool.take(needed)], len(hits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Ledger:
     """Per request: seconds (nan where it did not happen) and counts.
 
@@ -43,18 +43,25 @@ class Ledger:
     replica: Ints
     prefill_replica: Ints
     retries: Ints
-    input_tokens: list[int] = field(default_factory=list)
-    output_tokens: list[int] = field(default_factory=list)
-    priority: list[int] = field(default_factory=list)
+    input_tokens: list[int]
+    output_tokens: list[int]
+    priority: list[int]
 
     @classmethod
     def of(cls, traffic: Traffic, block_size: int) -> Ledger:
         """An empty ledger for a load. Arrivals are filled in as they happen."""
         n = traffic.num_requests
-        seconds = [np.full(n, np.nan) for _ in range(6)]
+
+        def never() -> Floats:
+            return np.full(n, np.nan)
+
+        def none(value: int = 0) -> Ints:
+            return np.full(n, value, dtype=np.int64)
+
         return cls(
-            traffic, block_keys(traffic, block_size), *seconds, np.zeros(n),
-            *(np.zeros(n, dtype=np.int64) for _ in range(3)), *(np.full(n, -1, dtype=np.int64) for _ in range(2)),
-            np.zeros(n, dtype=np.int64), traffic.input_tokens.tolist(), traffic.output_tokens.tolist(),
-            traffic.priority.tolist(),
+            traffic=traffic, keys=block_keys(traffic, block_size), arrival_s=never(), scheduled_s=never(),
+            first_token_s=never(), finish_s=never(), last_s=never(), moved_s=never(), moved_bytes=np.zeros(n),
+            made=none(), preemptions=none(), cached_tokens=none(), replica=none(-1), prefill_replica=none(-1),
+            retries=none(), input_tokens=traffic.input_tokens.tolist(), output_tokens=traffic.output_tokens.tolist(),
+            priority=traffic.priority.tolist(),
         )  # fmt: skip

@@ -175,12 +175,13 @@ class Replica:
                 ledger.scheduled_s[request.rank] = at
                 ledger.cached_tokens[request.rank] = request.cached_tokens
         prompt = int(sum(tokens for tokens, _, _, is_prompt in step.table if is_prompt))
-        figures, scheduler, made = self.figures(BatchShape.from_rows(step.table)), self.scheduler, step.plan.samples
+        figures, scheduler = self.figures(BatchShape.from_rows(step.table)), self.scheduler
+        made = sum(tokens_of(step.plan, request) for request in step.plan.samples)
         took = figures.seconds + float(getattr(step.plan, "extra_s", 0.0))
         self.prompt_tokens += prompt
         step.start_s, step.end_s = at, at + took
         step.row = self.rows.add(
-            start_s=at, steps=1, base_s=took, slope_s=0.0, made=sum(tokens_of(step.plan, r) for r in made), sequences=len(step.table),
+            start_s=at, steps=1, base_s=took, slope_s=0.0, made=made, sequences=len(step.table),
             running=len(scheduler.running), waiting=len(scheduler.waiting), used_blocks=self.used_blocks,
             preempted=len(step.plan.preempted), prompt_tokens=prompt, flops=figures.flops,
             compute_s=figures.compute_s, memory_s=figures.memory_s,

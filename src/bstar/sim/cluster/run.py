@@ -216,9 +216,10 @@ def _compiled(
     return _Parts(
         seconds={"arrival_s": run.arrival_s, "scheduled_s": out.scheduled_s, "finish_s": out.finish_s,
                  "first_token_s": out.first_token_s, "moved_s": np.full(n, np.nan)},
-        counts={"output_tokens": np.where(finished, run.output, begun), "num_preemptions": out.preemptions,
-                "cached_tokens": out.cached_tokens, "replica": run.replica, "retries": np.zeros(n, dtype=np.int64),
-                "prefill_replica": np.full(n, -1)},
+        counts={"output_tokens": np.where(finished, run.output, begun.astype(np.int64)),
+                "num_preemptions": out.preemptions.astype(np.int64),
+                "cached_tokens": out.cached_tokens.astype(np.int64), "replica": run.replica,
+                "retries": np.zeros(n, dtype=np.int64), "prefill_replica": np.full(n, -1, dtype=np.int64)},
         moved_bytes=np.zeros(n), steps=steps,
         states=tuple((0.0, k, state) for k in range(replicas) for state in ("starting", "ready")),
         replica_s=replicas * float(steps.end_s.max(initial=0.0)), engine="kernel", interrupted=run.interrupted,
@@ -231,16 +232,16 @@ def _gathered(
 ) -> ClusterResult:  # fmt: skip
     """The parts as a result, in the order of the traffic."""
     n = traffic.num_requests
-    seconds = {name: _spread(n, served, values, np.nan) for name, values in parts.seconds.items()}
-    counts = {name: _spread(n, served, values.astype(np.int64), -1 if name.endswith("replica") else 0)
-              for name, values in parts.counts.items()}  # fmt: skip
-    seconds["arrival_s"] -= late_s
+    arrays: dict[str, Any] = {name: _spread(n, served, values, np.nan) for name, values in parts.seconds.items()}
+    for name, values in parts.counts.items():
+        arrays[name] = _spread(n, served, values, -1 if name.endswith("replica") else 0)
+    arrays["arrival_s"] -= late_s
     given = ~np.isnan(traffic.arrival_s)
-    seconds["arrival_s"][given] = traffic.arrival_s[given]
-    measured = ~rejected & ~np.isnan(seconds["arrival_s"])
+    arrays["arrival_s"][given] = traffic.arrival_s[given]
+    measured = ~rejected & ~np.isnan(arrays["arrival_s"])
     measured[: traffic.warmup_requests] = False
     return ClusterResult(
-        **seconds, **counts, moved_bytes=_spread(n, served, parts.moved_bytes, 0.0), steps=parts.steps, slo=slo,
+        **arrays, moved_bytes=_spread(n, served, parts.moved_bytes, 0.0), steps=parts.steps, slo=slo,
         input_tokens=np.ascontiguousarray(traffic.input_tokens), rejected=rejected, measured=measured,
         open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, interrupted=parts.interrupted,
         notes=parts.notes, router=router, states=parts.states, replica_s=parts.replica_s, engine=parts.engine,
