@@ -17,6 +17,7 @@ from bstar.sim.kernel.state import (
     RUN_FREE,
     RUN_PROMPT,
     RUN_REGULAR,
+    RUN_RUNNING,
     RUN_SAMPLED,
     RUN_SLOPE_S,
     RUN_START_S,
@@ -75,5 +76,7 @@ def run_log_adds_up(case: Case, engine: KernelEngine) -> None:
     assert (runs[:, RUN_FREE] >= 0).all() and engine.least_free_blocks >= 0
     assert engine.free_blocks == case.settings.num_blocks - 1
     assert (np.diff(runs[:, RUN_START_S]) >= 0).all()
+    if not out.preemptions.any():  # Little: the time integral of how many run is the sum of how long each runs
+        assert runs[:, RUN_RUNNING] @ seconds == pytest.approx((out.finish_s - out.scheduled_s).sum(), rel=1e-9)
     if not case.settings.enable_prefix_caching and not out.preemptions.any():
         assert runs[:, RUN_PROMPT].sum() == case.prompt.sum()

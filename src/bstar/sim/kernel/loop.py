@@ -221,7 +221,8 @@ def _run_decodes(
         _log_scheduled(engine, True)
         _log_steps(engine, steps, now)
     if engine.runs.shape[0] > 0:
-        _note_run(limits, cost, engine, now, steps, base_s, slope_s, decoding, decoding, waiting, 0, decoding, 0, False)
+        none = np.int64(0)  # literals would compile the callee once more
+        _note_run(limits, cost, engine, now, steps, base_s, slope_s, decoding, waiting, none, none, none)
     n[IN_FLIGHT] = limits.pipelined
     n[STEPS] += steps
     n[CONTEXTS] += decoding * steps
@@ -345,8 +346,9 @@ def _run_step(
             add_chunk(cost, x, slots.taken[engine.chunks[i]], slots.computed[engine.chunks[i]])
         seconds = mixed_step_s(cost, x, scheduled + int(x[X_PROMPT]), scheduled + chunks, reach_s)
     if engine.runs.shape[0] > 0:
-        _note_run(limits, cost, engine, now, 1, seconds, 0.0, scheduled, scheduled, waiting_of(limits, n), victims,
-                  scheduled, chunks, short)  # fmt: skip
+        one = np.int64(1)
+        _note_run(limits, cost, engine, now, one, seconds, 0.0 * seconds, scheduled, waiting_of(limits, n), victims,
+                  chunks, one if short else one - 1)  # fmt: skip
     t[SEEN] = now
     t[NOW] = now + seconds
     n[IN_FLIGHT] = limits.pipelined
@@ -425,14 +427,14 @@ def _log_steps(engine: Engine, steps: int, start_s: float) -> None:
 @part
 def _note_run(
     limits: Limits, cost: StepCost, engine: Engine, start_s: float, steps: int, base_s: float, slope_s: float,
-    regular: int, sampled: int, waiting: int, victims: int, decodes: int, chunks: int, short: bool,
+    decodes: int, waiting: int, victims: int, chunks: int, short: int,
 ) -> None:  # fmt: skip
     """A row of the run log (columns: `state.RUN_START_S` …). Called before the steps are counted."""
     n, x = engine.n, engine.x
     row = engine.runs[n[RUNS]]
     n[RUNS] += 1
     row[:] = 0.0
-    row[0], row[1], row[2], row[3], row[4], row[5] = start_s, steps, base_s, slope_s, regular, sampled
+    row[0], row[1], row[2], row[3], row[4], row[5] = start_s, steps, base_s, slope_s, decodes, decodes
     row[6], row[7], row[8], row[9] = n[RUNNING] - n[FINISHING], waiting, n[FREE], victims
     row[10] = reach_of_taken(engine, 0, 0) if short else n[CONTEXTS] + decodes
     row[11] = decodes
