@@ -1,6 +1,6 @@
 """How fast the simulator is: requests per second on one core, start-up, memory, two threads.
 
-    python benchmarks/simulator.py [--requests 500000] [--large] [--only NAME]
+    python benchmarks/simulator.py [--requests 500000] [--large]
 
 The workload is the one its peers were measured on: an 8B model on one GPU, lengths of the Azure conversation trace,
 Poisson arrivals of 6.45 a second, blocks accounted for, prefix caching off; budgets of 512 and 8,192 tokens a step.
@@ -94,17 +94,22 @@ def cost_of(settings: SchedulerSettings) -> StepCost:
     return step_cost(DEPLOYMENT, max_tokens=settings.token_budget, max_sequences=settings.max_num_seqs)
 
 
-def start_up() -> tuple[float, float]:
-    """Seconds of a first run with an empty compilation cache and of a second one, process start included."""
+def start_up() -> tuple[tuple[float, float], tuple[float, float]]:
+    """(wall, processor) seconds of a first run with an empty compilation cache and of a second one, all included."""
     code = "import sys; sys.argv = ['x']; from bstar.sim.kernel_run import prepare; prepare()"
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
         found = []
         for _ in range(2):
-            begun = time.perf_counter()
+            begun, busy = time.perf_counter(), _children_s()
             subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-            found.append(time.perf_counter() - begun)
+            found.append((time.perf_counter() - begun, _children_s() - busy))
     return found[0], found[1]
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def two_threads(traffic: Traffic) -> float:
@@ -137,29 +142,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500_000)
     parser.add_argument("--large", action="store_true")
-    parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     n, missed = arguments.requests, False
-    if arguments.only in ("", "start"):
-        first, second = start_up()
-        print(f"first run with compilation {first:.1f} s (asked: 15), later runs {second:.2f} s (asked: 1)")
+    first, second = start_up()
+    print(f"first run with compilation {first[0]:.1f} s, {first[1]:.1f} s of processor time (asked: 15); "
+          f"later runs {second[0]:.2f} s, {second[1]:.2f} s (asked: 1)")  # fmt: skip
     loads = {"": conversation(n), "10 × longer answers": conversation(n // 10, longer=10, rate_per_s=RATE_PER_S / 12)}
     for budget, (bar, aim) in BARS.items():
         for pipelined in (False, True):
             settings = settings_of(budget, async_scheduling=pipelined)
             for label, traffic in loads.items():
                 kind = "asynchronous" if pipelined else "synchronous"
-                found = timed(f"budget {budget}, {kind}{', ' if label else ''}{label}", settings, traffic, cost_of(settings))
+                name = f"budget {budget}, {kind}{', ' if label else ''}{label}"
+                found = timed(name, settings, traffic, cost_of(settings))
                 per_s = found.requests / found.seconds
                 print(found.line("" if label else f"(bar {bar:,}, aim {aim:,})"))
                 missed = missed or (not label and per_s < bar)
-    settings = settings_of(512, num_blocks=NUM_BLOCKS // 12)
-    print(timed("deep overload, a twelfth of the blocks", settings, conversation(n // 10, rate_per_s=20), cost_of(settings)).line())
-    settings = settings_of(512, num_blocks=NUM_BLOCKS // 12, policy="priority")
-    print(timed("the same by priority", settings, conversation(n // 10, rate_per_s=20), cost_of(settings)).line())
+    crowd = conversation(n // 10, rate_per_s=20)
+    for policy in ("fcfs", "priority"):
+        settings = settings_of(512, num_blocks=NUM_BLOCKS // 12, policy=policy)
+        print(timed(f"deep overload, a twelfth of the blocks, {policy}", settings, crowd, cost_of(settings)).line())
     for name, file in (("Azure conversation trace, prefix caching", "AzureLLMInferenceTrace_conv_2023.csv"),
                        ("Azure code trace, prefix caching", "AzureLLMInferenceTrace_code_2023.csv"),
-                       ("Mooncake conversation trace, prefix caching", "mooncake_conversation_trace.jsonl.gz")):  # fmt: skip
+                       ("Mooncake trace, prefix caching", "mooncake_conversation_trace.jsonl.gz")):  # fmt: skip
         trace = traced(name, TRACES / file)
         if trace is not None:
             print(trace.line(f"{trace.seconds:.2f} s"))

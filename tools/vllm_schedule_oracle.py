@@ -76,13 +76,13 @@ class Replay:
 
     def request(self, place: int, row: dict[str, Any]) -> Request:
         group, shared = row.get("prefix") or (0, 0)
-        own = range(row["prompt_tokens"] - shared)
+        prompt = [GROUP * (group + 1) + i for i in range(shared)]
+        prompt += [PROMPT + GROUP * place + i for i in range(row["prompt_tokens"] - shared)]
         sampling = SamplingParams(max_tokens=row["output_tokens"], ignore_eos=True)
         sampling.update_from_generation_config({}, 0)
         return Request(
             request_id=str(row["id"]), sampling_params=sampling, pooling_params=None, arrival_time=float(place),
-            prompt_token_ids=[GROUP * (group + 1) + i for i in range(shared)] + [PROMPT + GROUP * place + i for i in own],
-            priority=row.get("priority", 0), block_hasher=self.hasher,
+            prompt_token_ids=prompt, priority=row.get("priority", 0), block_hasher=self.hasher,
         )  # fmt: skip
 
     def tokens(self, plan: SchedulerOutput) -> ModelRunnerOutput:

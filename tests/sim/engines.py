@@ -40,7 +40,8 @@ def costs(draw: st.DrawFn, settings: SchedulerSettings) -> StepCost:
     """Step times with windows, chunks, rounded corners: anything the kernel can evaluate."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     spans = draw(st.sampled_from([[(0, 0)], [(0, 0), (24, 0)], [(0, 0), (40, 1), (16, 0)], [(10, 0)], []]))
-    prompts = draw(st.sampled_from([[(0, 0, 0, 1.0)], [(0, 0, 0, 1.0), (24, 0, 0, 2.0)], [(16, 1, 0, 1.0), (8, 0, 1, 4.0)]]))
+    prompts = draw(st.sampled_from([
+        [(0, 0, 0, 1.0)], [(0, 0, 0, 1.0), (24, 0, 0, 2.0)], [(16, 1, 0, 1.0), (8, 0, 1, 4.0)]]))  # fmt: skip
     width, rows = 4 + 2 * len(prompts), draw(st.integers(0, 2))
     seats, tokens = settings.seat_limit + 2, settings.max_num_batched_tokens + 2
     scale = draw(st.sampled_from([1e-3, 1.0]))
@@ -63,8 +64,7 @@ def costs(draw: st.DrawFn, settings: SchedulerSettings) -> StepCost:
     if draw(st.integers(0, 3)) == 0:  # whole seconds: ties between arrivals and steps
         zero = {name: np.zeros_like(getattr(cost, name)) for name in
                 ("span_rate", "token_s", "sampled_s", "linear", "row_compute", "row_memory", "row_base")}  # fmt: skip
-        cost = cost._replace(
-            **zero, decode_s=np.ones(seats), prompt_fixed_s=0.0, decode_fixed_s=0.0, step_s=1.0)
+        cost = cost._replace(**zero, decode_s=np.ones(seats), prompt_fixed_s=0.0, decode_fixed_s=0.0, step_s=1.0)
     return cost
 
 
@@ -117,7 +117,8 @@ def by_reference(case: Case) -> Times:
         for i in range(len(case.prompt))
     ]  # fmt: skip
     return simulate_stepwise(
-        case.settings, requests, case.arrival_s, case.cost, clients=case.clients, think_s=case.think_s)
+        case.settings, requests, case.arrival_s, case.cost, clients=case.clients, think_s=case.think_s
+    )
 
 
 def traffic_of(case: Case) -> Traffic:
@@ -126,14 +127,22 @@ def traffic_of(case: Case) -> Traffic:
     if case.clients:
         arrival[case.clients :] = np.nan
     return Traffic(
-        arrival_s=arrival, input_tokens=case.prompt, output_tokens=case.output, priority=case.priority,
-        prefix_group=case.group, prefix_tokens=case.shared, think_s=case.think_s, concurrency=case.clients or None)
+        arrival_s=arrival,
+        input_tokens=case.prompt,
+        output_tokens=case.output,
+        priority=case.priority,
+        prefix_group=case.group,
+        prefix_tokens=case.shared,
+        think_s=case.think_s,
+        concurrency=case.clients or None,
+    )
 
 
 def by_kernel(case: Case) -> tuple[list[dict[str, Any]], KernelEngine]:
     """From event to event, with both logs."""
     engine = KernelEngine(
-        case.settings, case.cost, kernel_load(case.settings, traffic_of(case)), keep_decisions=True, keep_runs=True)
+        case.settings, case.cost, kernel_load(case.settings, traffic_of(case)), keep_decisions=True, keep_runs=True
+    )
     engine.advance()
     return unfold(*engine.decisions, case.settings.block_size), engine
 

@@ -15,8 +15,10 @@ from bstar.sim.scheduler import Plan, Request
 from bstar.sim.step_cost import step_cost
 
 # One per mechanism: dense, windows, chunks, MLA, sparse, compressed, states, experts, shared experts, fp4.
-MODELS = ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "llama-4-scout", "deepseek-r1", "deepseek-v3.2",
-          "deepseek-v4-flash", "qwen3-next-80b-a3b", "qwen3-30b-a3b", "mixtral-8x7b", "nemotron-3-nano-30b-a3b")  # fmt: skip
+MODELS = (
+    "llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "llama-4-scout", "deepseek-r1", "deepseek-v3.2",
+    "deepseek-v4-flash", "qwen3-next-80b-a3b", "qwen3-30b-a3b", "mixtral-8x7b", "nemotron-3-nano-30b-a3b",
+)  # fmt: skip
 SPLITS = ({"tp": 1}, {"tp": 8}, {"tp": 2, "dp": 4})
 
 

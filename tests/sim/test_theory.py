@@ -119,7 +119,8 @@ def test_work_conservation() -> None:
     rng = np.random.default_rng(3)
     arrival, answers = np.cumsum(rng.exponential(0.9, 2000)), rng.geometric(0.5, 2000)
     settings = SchedulerSettings(
-        block_size=4, num_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, max_model_len=2000)
+        block_size=4, num_blocks=1000, max_num_seqs=1, max_num_batched_tokens=8, max_model_len=2000
+    )
     cost = unit_cost(settings)._replace(step_s=0.4, decode_s=np.full(3, 0.4))
     traffic = Traffic(arrival_s=arrival, input_tokens=np.ones(2000, np.int64), output_tokens=answers)
     engine = KernelEngine(settings, cost, kernel_load(settings, traffic))

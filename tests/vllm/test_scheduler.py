@@ -26,9 +26,7 @@ FIELDS = ("step", "scheduled", "preempted", "free_blocks")
 SEED = int(os.environ.get("BSTAR_CASE_SEED") or random.SystemRandom().randrange(10**6))
 
 
-def answers_of(
-    python: Path, model: Path, folder: Path, cases: list[dict[str, Any]]
-) -> list[list[dict[str, Any]]]:
+def answers_of(python: Path, model: Path, folder: Path, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     questions, answers = folder / "cases.json", folder / "answers.json"
     questions.write_text(json.dumps(cases))
     done = subprocess.run(

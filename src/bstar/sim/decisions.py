@@ -92,7 +92,8 @@ def replay_with_kernel(case: Mapping[str, Any]) -> list[dict[str, Any]]:
         prefix_tokens=np.array([groups[i][1] for i in queue]),
     )  # fmt: skip
     engine = KernelEngine(
-        settings, unit_cost(settings), kernel_load(settings, traffic), keep_decisions=True, empty_step_s=1.0)
+        settings, unit_cost(settings), kernel_load(settings, traffic), keep_decisions=True, empty_step_s=1.0
+    )
     engine.advance()
     steps, step = list[dict[str, Any]](), 0
     for row in unfold(*engine.decisions, settings.block_size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,8 @@ class KernelEngine:
             settings, cost, loaded.order if expects_order else [], count, list_finished=list_finished,
             log_rows=rows if keep_decisions else 0, run_rows=rows if keep_runs else 0,
         )  # fmt: skip
+        # Where full run logs go (rows, irregular gaps) instead of being kept; both are overwritten afterwards.
+        self.sink: Callable[[Floats, Floats], None] | None = None
         self._runs: list[Floats] = []
         self._gaps: list[Floats] = []
         self._log: list[Ints] = []
@@ -158,6 +161,10 @@ class KernelEngine:
     def _drain(self) -> None:
         """Put full logs aside, and make room that grows with them."""
         s = self.state
+        if self.sink is not None:
+            self.sink(s.runs[: s.n[RUNS]], s.gaps[: s.n[GAPS]])
+            s.n[RUNS] = s.n[GAPS] = 0
+            return
         if s.runs.shape[0]:
             self._runs.append(s.runs[: s.n[RUNS]].copy())
             self._gaps.append(s.gaps[: s.n[GAPS]].copy())
@@ -176,5 +183,7 @@ class KernelEngine:
         if status == ENDLESS:
             return (f"num_blocks: request {request} of {tokens} tokens outgrows the whole cache ({room} tokens) and "
                     "never ends; give the engine more blocks or a smaller max_model_len")  # fmt: skip
-        return (f"request {request}: {tokens} tokens can never be scheduled with {s.num_blocks} blocks of "
-                f"{s.block_size} ({room} tokens) and {s.token_budget} tokens a step (max_num_batched_tokens)")
+        return (
+            f"request {request}: {tokens} tokens can never be scheduled with {s.num_blocks} blocks of "
+            f"{s.block_size} ({room} tokens) and {s.token_budget} tokens a step (max_num_batched_tokens)"
+        )

@@ -1,8 +1,8 @@
 """Requests through the readable scheduler in time, step by step: what the kernel must reproduce, in plain words.
 
-    synchronous    plan a step, run it, take its tokens, plan the next
-    asynchronous   while a step runs, the next one is planned: it knows the arrivals and the finished requests
-                   of the moment the running step started
+synchronous    plan a step, run it, take its tokens, plan the next
+asynchronous   while a step runs, the next one is planned: it knows the arrivals and the finished requests
+               of the moment the running step started
 """
 
 from __future__ import annotations

@@ -158,7 +158,8 @@ class Scheduler:
         longest = s.long_prefill_token_threshold
         if longest == 0 or requests <= 1:
             return s.max_model_len + s.max_num_batched_tokens
-        return max(longest, s.max_num_batched_tokens // requests) if s.long_prefill_token_threshold_adaptive else longest
+        fair = s.max_num_batched_tokens // requests if s.long_prefill_token_threshold_adaptive else 0
+        return max(longest, fair)
 
     def _victim(self) -> Request:
         """Who makes room: the last admitted; by priority, the last in (priority, arrival)."""

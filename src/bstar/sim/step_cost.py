@@ -87,7 +87,7 @@ class _Sorter:
     def _table(self, i: int, counts: NDArray[np.int64]) -> Floats:
         """Seconds of operator i where its statistics all are `counts`."""
         m = self.model
-        share = m.microbatch(counts)
+        share = m.microbatch(counts.astype(float))
         compute = (self.compute[i] @ self.unit) * share
         memory = ((self.activations[i] + self.cache[i]) @ self.unit) * share
         weights = np.full(len(counts), m.weights_s[i])

@@ -9,6 +9,12 @@ from bstar.sim.kernel.state import Ints
 
 
 @part
+def zero() -> int:
+    """0 as a plain whole number: a literal 0 as an argument would compile the callee once more."""
+    return 0
+
+
+@part
 def run_s(base_s: float, slope_s: float, steps: int) -> float:
     """Seconds of `steps` decode steps: step j takes base_s + slope_s · j."""
     return steps * base_s + slope_s * (0.5 * steps * (steps + 1.0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from bstar.sim.kernel.cache import adopt_hits, find_hits, name_upto, stash, take_for
-from bstar.sim.kernel.closed_forms import blocks_of, run_s, steps_to_reach, steps_with_blocks
+from bstar.sim.kernel.closed_forms import blocks_of, run_s, steps_to_reach, steps_with_blocks, zero
 from bstar.sim.kernel.compiled import entry, inlined, part
 from bstar.sim.kernel.cost import CACHED as X_CACHED
 from bstar.sim.kernel.cost import DECODE as X_DECODE
@@ -120,10 +120,10 @@ def advance(
             longest = limits.threshold
             if limits.adaptive:
                 longest = max(longest, limits.batched_tokens // (n[RUNNING] + waiting))
-        scheduled, victims, chunks = n[DECODING], np.int64(0), np.int64(0)
+        scheduled, victims, chunks = n[DECODING], zero(), zero()
         left = limits.budget - scheduled
         need = engine.phases[n[STEPS] % limits.block_size]
-        tail, tokens, more = n[TAIL], np.int64(0), np.int64(0)
+        tail, tokens, more, computed = n[TAIL], zero(), zero(), zero()
         short = left < 0 or n[LATE] > 0 or n[PREFILLING] > 1 or (n[PREFILLING] == 1 and tail < 0)
         if not short and tail >= 0 and left > 0:
             computed = slots.computed[tail]
@@ -140,7 +140,7 @@ def advance(
             if tokens > 0:
                 slots.taken[tail] = tokens
                 engine.chunks[0] = tail
-                chunks = np.int64(1)
+                chunks = zero() + 1
                 if limits.caching:
                     take_for(blocks, tail, more)
                     name_upto(blocks, load, slots.request[tail], tail, (computed + tokens) // limits.block_size)
@@ -157,10 +157,10 @@ def advance(
             request = slots.request[engine.victims[victims - 1]]
             if engine.log.shape[0] > 0:
                 _log_steps(engine, 1, t[NOW])
-            if n[RUNNING] == 0 and engine.known[request] >= (limits.num_blocks - 1) * limits.block_size:
-                if engine.known[request] < load.prompt[request] + load.output[request]:
-                    n[AT_FAULT] = request
-                    return ENDLESS
+            room, total = (limits.num_blocks - 1) * limits.block_size, load.prompt[request] + load.output[request]
+            if n[RUNNING] == 0 and room <= engine.known[request] < total:
+                n[AT_FAULT] = request
+                return ENDLESS
             if not n[IN_FLIGHT]:
                 t[NOW] += limits.empty_step_s
         elif not n[IN_FLIGHT] and n[FINISHING] == 0:
@@ -202,8 +202,8 @@ def _run_decodes(
             slope_s += cost.span_rate[g] * engine.growing[g]
         if n[CROSSINGS] > 0:
             most = min(most, (engine.crossings[0] >> SLOT_BITS) - n[STEPS])
-    if n[FINISHING] > 0 and (waiting > 0 or engine.log.shape[0] > 0):
-        most = 1  # their seats are free after one step
+    if n[FINISHING] > 0 and (waiting > 0 or engine.log.shape[0] > 0 or engine.runs.shape[0] > 0):
+        most = 1  # their seats and blocks are free after one step, which those that wait and the logs shall see
     if n[ARRIVED] < n[EXPECTED] and (waiting == 0 or limits.by_priority):
         wait_s = load.arrival_s[engine.order[n[ARRIVED]]] / TIE - now
         most = min(most, max(steps_to_reach(base_s, slope_s, wait_s, most) + limits.pipelined, 1))
@@ -221,7 +221,7 @@ def _run_decodes(
         _log_scheduled(engine, True)
         _log_steps(engine, steps, now)
     if engine.runs.shape[0] > 0:
-        none = np.int64(0)  # literals would compile the callee once more
+        none = zero()
         _note_run(limits, cost, engine, now, steps, base_s, slope_s, decoding, waiting, none, none, none)
     n[IN_FLIGHT] = limits.pipelined
     n[STEPS] += steps
@@ -237,7 +237,7 @@ def _admit(
     limits: Limits, load: Load, blocks: Blocks, engine: Engine, out: Outcome, longest: int, left: int, chunks: int
 ) -> int:
     """Admit waiting requests while seats, tokens and blocks last; returns the chunks of the step."""
-    n, slots, size = engine.n, engine.slots, limits.block_size
+    n, size = engine.n, limits.block_size
     while waiting_of(limits, n) > 0:
         if left <= 0:
             n[BLOCKED] = 0 if chunks else 2
@@ -248,7 +248,7 @@ def _admit(
             break
         request = head_of(limits, load, engine)
         known = max(engine.known[request], load.prompt[request])
-        hits, idle_hits = np.int64(0), np.int64(0)
+        hits, idle_hits = zero(), zero()
         if limits.caching:
             hits, idle_hits = find_hits(blocks, load, request, (known - 1) // size)
         cached = hits * size
@@ -257,11 +257,11 @@ def _admit(
             n[BLOCKED] = 0 if chunks else 2
             break
         tokens = min(tokens, left)
-        fit = cached + tokens
-        if limits.reserve_prompt:
-            fit = max(fit, known)
-        fit = max(blocks_of(min(fit, limits.max_model_len), size) - hits, 0) + idle_hits
-        if fit + (limits.watermark if n[RUNNING] > 0 else 0) > n[FREE]:
+        must_hold = max(cached + tokens, known) if limits.reserve_prompt else cached + tokens
+        need = max(blocks_of(min(must_hold, limits.max_model_len), size) - hits, 0) + idle_hits
+        if n[RUNNING] > 0:
+            need += limits.watermark
+        if need > n[FREE]:
             n[BLOCKED] = 1
             break
         n[BLOCKED] = 0
@@ -346,7 +346,7 @@ def _run_step(
             add_chunk(cost, x, slots.taken[engine.chunks[i]], slots.computed[engine.chunks[i]])
         seconds = mixed_step_s(cost, x, scheduled + int(x[X_PROMPT]), scheduled + chunks, reach_s)
     if engine.runs.shape[0] > 0:
-        one = np.int64(1)
+        one = zero() + 1
         _note_run(limits, cost, engine, now, one, seconds, 0.0 * seconds, scheduled, waiting_of(limits, n), victims,
                   chunks, one if short else one - 1)  # fmt: skip
     t[SEEN] = now
@@ -372,9 +372,7 @@ def _run_step(
 
 
 @inlined
-def _start_to_decode(
-    limits: Limits, cost: StepCost, engine: Engine, out: Outcome, slot: int, limited: bool
-) -> None:
+def _start_to_decode(limits: Limits, cost: StepCost, engine: Engine, out: Outcome, slot: int, limited: bool) -> None:
     """A prompt is complete: its slot decodes from now on."""
     n, slots = engine.n, engine.slots
     n[PREFILLING] -= 1

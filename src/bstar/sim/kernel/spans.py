@@ -1,7 +1,7 @@
 """What decoding slots see of their contexts: Σ min(context, window) per limited span, and when a window fills up.
 
-    inside    tokens of the context within the span; each step adds one while the slot is growing
-    crossing  step at which a window is full (growth ends) or a chunk restarts (inside falls to 0)
+inside    tokens of the context within the span; each step adds one while the slot is growing
+crossing  step at which a window is full (growth ends) or a chunk restarts (inside falls to 0)
 """
 
 from __future__ import annotations
