@@ -20,6 +20,7 @@ from bstar.errors import SpecError
 from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import kv_bytes_per_token
 from bstar.sim.deployed import DeployedEngine, StepFigures, step_figures
+from bstar.sim.policies.fast import can_run_fast, run_fast
 from bstar.sim.policies.lockstep import LockStepScheduler, lock_step_figures
 from bstar.sim.policies.options import options_from, split_policy
 from bstar.sim.policies.sglang import SglangOptions, SglangScheduler
@@ -47,6 +48,7 @@ class _Built:
     settings: SchedulerSettings
     scheduler: Scheduler
     figures: Figures | None = None
+    fast: SglangOptions | TrtllmOptions | None = None  # the compiled kernel knows it
 
 
 def policy_names() -> tuple[str, ...]:
@@ -62,14 +64,23 @@ def engine_policy(engine: str) -> str:
 def run_of(text: str) -> PolicyRun:
     """A function that runs a load under policy NAME[:key=value,…].
 
+    engine=reference is an option of each: the readable scheduler, step by step.
     Raises SpecError for a name or an option that is not known (an option's value is read when the run starts).
     """
     name, given = split_policy(text)
+    engine_choice = given.pop("engine", "auto")
+    if engine_choice not in ("auto", "reference", "kernel"):
+        raise SpecError(f"policy: engine must be auto, reference or kernel, is {engine_choice!r}")
     if name not in _BUILDERS:
         raise SpecError(f"policy: {name!r} is not known; use one of {', '.join(_BUILDERS)}")
 
     def run(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
         built = _BUILDERS[name](deployed, given)
+        fast = built.fast
+        if fast is not None and engine_choice != "reference" and can_run_fast(built.settings, load):
+            return run_fast(deployed, fast, load, until_s, progress)
+        if engine_choice == "kernel":
+            raise SpecError(f"policy: {name} has no compiled version for this load; use engine=reference")
         figures = built.figures or _figures_of(deployed)
         engine = ReferenceEngine(built.settings, load, figures, scheduler=built.scheduler)
         return engine.run(until_s=until_s, progress=progress)
@@ -86,7 +97,7 @@ def _figures_of(deployed: DeployedEngine) -> Figures:
 
 def _sglang(deployed: DeployedEngine, given: Options, *, mixed: bool = False) -> _Built:
     options = options_from(SglangOptions, given, policy="sglang", mixed_chunk=mixed)
-    return _Built(deployed.settings, SglangScheduler(deployed.settings, options))
+    return _Built(deployed.settings, SglangScheduler(deployed.settings, options), fast=options)
 
 
 def _sglang_mixed(deployed: DeployedEngine, given: Options) -> _Built:
@@ -95,12 +106,12 @@ def _sglang_mixed(deployed: DeployedEngine, given: Options) -> _Built:
 
 def _no_evict(deployed: DeployedEngine, given: Options) -> _Built:
     options = options_from(TrtllmOptions, given, policy="trtllm-no-evict")
-    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options))
+    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options), fast=options)
 
 
 def _max_utilization(deployed: DeployedEngine, given: Options) -> _Built:
     options = options_from(TrtllmOptions, given, policy="trtllm-max-utilization", capacity="max-utilization")
-    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options))
+    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options), fast=options)
 
 
 def _swap(deployed: DeployedEngine, given: Options) -> _Built:

@@ -98,12 +98,22 @@ class SglangScheduler(Scheduler):
         self.chunked: Request | None = None  # its prompt is not done
         self.gone: set[Request] = set()  # finished, and perhaps still in a batch
         self.full = False
-        self.ratio = options.first_ratio
+        self.start_ratio = options.first_ratio
+        self.decays = 0  # decode steps since the ratio was set
         self.polls = 0
         self.last = PolicyPlan({}, [])
 
+    @property
+    def ratio(self) -> float:
+        """Share of the room for running answers that admission keeps free."""
+        if not self.decays:
+            return self.start_ratio
+        return max(self.start_ratio - self.decays * self.options.decay, self.options.least_ratio)
+
     def add(self, request: Request) -> None:
-        (self.inbox if self.running else self.waiting).append(request)
+        self.inbox.append(request)
+        if not self.running:
+            self._look()
 
     def schedule(self) -> PolicyPlan:
         plan = PolicyPlan({}, [])
@@ -122,10 +132,7 @@ class SglangScheduler(Scheduler):
             self._prefill(plan)
         for request, tokens in plan.tokens.items():
             request.computed += tokens
-            last = request.promised and request.num_tokens + request.promised >= request.prompt_tokens + (
-                request.output_tokens
-            )
-            if request.lacking == 0 and not last and request not in self.gone:
+            if request.lacking == 0 and not self._ending(request) and request not in self.gone:
                 plan.samples.append(request)
                 request.promised += 1
         self.last = plan
@@ -145,6 +152,13 @@ class SglangScheduler(Scheduler):
         if not self.running:
             self._look()
         return finished
+
+    def _ending(self, request: Request) -> bool:
+        """Whether its last token is being made: what it computes meanwhile is for nothing."""
+        after = request.num_tokens + request.promised
+        return request.promised > 0 and (
+            after >= request.prompt_tokens + request.output_tokens or after >= self.settings.max_model_len
+        )
 
     def _look(self) -> None:
         self.polls = 0
@@ -197,14 +211,17 @@ class SglangScheduler(Scheduler):
         for request in riders:
             self._allocate(request, 1)
         self.chunked = None
-        for request, wanted in chosen:
+        for at, (request, wanted) in enumerate(chosen):
+            if self.chunked is not None:  # the one before it did not get all: the rest goes back
+                self._put_back([r for r, _ in chosen[at:]])
+                break
             room = (len(request.blocks) + len(self.pool.free)) * self.settings.block_size - request.computed
             tokens = min(wanted, room)
             if tokens > 0:
                 self._allocate(request, tokens)
                 plan.tokens[request] = tokens
                 self.prefilled.append(request)
-            if request.computed + tokens < request.num_tokens:
+            if request.computed + max(tokens, 0) < request.num_tokens:
                 self.chunked = request
         if not plan.tokens:
             return False
@@ -214,6 +231,13 @@ class SglangScheduler(Scheduler):
             self.gone -= set(self.batch)
             self.batch = []
         return True
+
+    def _put_back(self, requests: list[Request]) -> None:
+        for request in reversed(requests):
+            self._free(request)
+            request.computed = 0
+            self.running.remove(request)
+            self.waiting.appendleft(request)
 
     def _pages(self, requests: list[Request]) -> int:
         """Blocks that one more token for each takes."""
@@ -231,7 +255,7 @@ class SglangScheduler(Scheduler):
         if self._pages(left) > len(self.pool.free):
             self._retract(plan)
         else:
-            self.ratio = max(self.ratio - self.options.decay, self.options.least_ratio)
+            self.decays += 1
         self.full = self.full and len(self.batch) == before
         for request in self.batch:
             self._allocate(request, 1)
@@ -259,7 +283,8 @@ class SglangScheduler(Scheduler):
         self.batch = [r for r in self.batch if r in kept]
         made = sum(r.num_tokens - r.prompt_tokens for r in self.batch)
         asked = sum(self.options.grants(r, self.settings) for r in self.batch)
-        self.ratio = min(1.0, (made + self.options.retract_steps * len(self.batch)) / (asked + 1))
+        self.start_ratio = min(1.0, (made + self.options.retract_steps * len(self.batch)) / (asked + 1))
+        self.decays = 0
 
 
 class _Room:
@@ -271,11 +296,11 @@ class _Room:
         self.input = self.options.max_prefill_tokens - riders
         self.chunk: float = chunk - riders if chunk else float("inf")
         self.now: float = riders
-        self.later: float = riders + sum(self._grows(r) for r in scheduler.batch)
+        self.later: float = riders + sum(map(self._grows, scheduler.batch)) * scheduler.ratio
 
-    def _grows(self, request: Request) -> float:
+    def _grows(self, request: Request) -> int:
         left = self.options.grants(request, self.settings) - (request.num_tokens - request.prompt_tokens)
-        return 0.0 if request in self.scheduler.gone else min(left, self.options.clip_tokens) * self.scheduler.ratio
+        return 0 if request in self.scheduler.gone else min(left, self.options.clip_tokens)
 
     @property
     def _free_tokens(self) -> int:
