@@ -128,7 +128,7 @@ def _max_utilization(rules: Rules, requests: Requests, s: PolicyState) -> int:
 
 @part
 def _fill(rules: Rules, s: PolicyState, fitting: int) -> None:
-    n, used, prompts = s.n, 0, 0
+    used, prompts = 0, 0
     for i in range(fitting):
         r = s.fit[i]
         decodes = s.held[r] > 0 and s.computed[r] >= s.target[r]

@@ -128,7 +128,8 @@ def run_fast(
     """Serve `traffic`, to the end, to `until_s` or to an interrupt."""
     settings = deployed.settings
     widest = max(settings.token_budget, settings.max_model_len if _whole_prompts(settings, options) else 0)
-    cost = step_cost(deployed.deployment, max_tokens=widest + settings.seat_limit, max_sequences=2 * settings.seat_limit)
+    seats = settings.seat_limit
+    cost = step_cost(deployed.deployment, max_tokens=widest + seats, max_sequences=2 * seats)
     kernel = policy_kernel(settings, options, traffic, cost)
     interrupted, slice_s = False, max(traffic.span_s / _SLICES, 1.0)
     horizon = float(np.nanmin(traffic.arrival_s))

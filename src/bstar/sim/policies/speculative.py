@@ -62,7 +62,7 @@ class SpeculationOptions:
 
 def expected_tokens(acceptance: Sequence[float]) -> float:
     """Tokens that a verification step makes on average: 1 + Σ Π p."""
-    return 1.0 + sum(accumulate(acceptance, mul))
+    return 1.0 + float(sum(accumulate(acceptance, mul)))
 
 
 def uniform(key: int, rank: int, made: int) -> float:
