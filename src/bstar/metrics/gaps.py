@@ -55,7 +55,7 @@ class TokenGaps:
 
     @property
     def count(self) -> int:
-        return int(self.steps @ self.weight) + self.single_s.size
+        return int(np.dot(self.steps.astype(np.int64), self.weight.astype(np.int64))) + self.single_s.size
 
     @property
     def total_s(self) -> float:
@@ -85,13 +85,13 @@ class TokenGaps:
         count = self.count
         if count == 0:
             raise ValueError("there are no gaps")
-        runs = self._as_runs()
+        order = _Order(self._as_runs())
         out = []
         for fraction in fractions:
             place = (count - 1) * fraction
             below = int(place)
-            low = _order_statistic(runs, below)
-            high = low if below == place else _order_statistic(runs, min(below + 1, count - 1))
+            low = order.statistic(below)
+            high = low if below == place else order.statistic(min(below + 1, count - 1))
             out.append(interpolated(low, high, place - below))
         return out
 
@@ -125,8 +125,8 @@ class TokenGaps:
         nothing = np.zeros(single.size)
         return _Runs(
             np.concatenate([self.base_s[keep], single]), np.concatenate([self.slope_s[keep], nothing]),
-            np.concatenate([self.steps[keep], np.ones(single.size, dtype=np.int64)]),
-            np.concatenate([self.weight[keep], times.astype(np.int64)]),
+            np.concatenate([self.steps[keep].astype(np.int64), np.ones(single.size, dtype=np.int64)]),
+            np.concatenate([self.weight[keep].astype(np.int64), times.astype(np.int64)]),
         )  # fmt: skip
 
 
@@ -150,19 +150,38 @@ class _Runs:
         found -= (found > 0) & (self.base + self.slope * found > value)
         return found
 
-    def part(self, chosen: NDArray[np.bool_]) -> _Runs:
+    def part(self, chosen: NDArray[np.bool_] | Ints) -> _Runs:
         return _Runs(self.base[chosen], self.slope[chosen], self.steps[chosen], self.weight[chosen])
 
 
-def _order_statistic(runs: _Runs, rank: int) -> float:
-    """The value with `rank` values before it, by halving the range of floating-point numbers.
+class _Order:
+    """Brackets for order statistics: runs sorted by their smallest and by their largest value."""
 
-    Positive floats are ordered as their bits are, so 64 halvings are exact; runs that the range has left behind are
-    dropped on the way.
+    def __init__(self, runs: _Runs) -> None:
+        self.runs = runs
+        values = runs.steps * runs.weight
+        self.by_first, self.by_last = np.argsort(runs.first), np.argsort(runs.last)
+        self.upto_first, self.upto_last = np.cumsum(values[self.by_first]), np.cumsum(values[self.by_last])
+
+    def statistic(self, rank: int) -> float:
+        """The value with `rank` values before it."""
+        runs = self.runs
+        # At most the runs that begin by v, and at least those that end by v, have values up to v.
+        low = float(runs.first[self.by_first[np.searchsorted(self.upto_first, rank, side="right")]])
+        high = float(runs.last[self.by_last[np.searchsorted(self.upto_last, rank, side="right")]])
+        ended = int(np.searchsorted(runs.last[self.by_last], low, side="right"))
+        base = int(self.upto_last[ended - 1]) if ended else 0
+        return _order_statistic(runs.part((runs.last > low) & (runs.first <= high)), rank - base, low, high)
+
+
+def _order_statistic(runs: _Runs, rank: int, low: float, high: float) -> float:
+    """The value in [low, high] with `rank` values of `runs` before it, by halving the range of floating-point numbers.
+
+    Positive floats are ordered as their bits are, so at most 64 halvings are exact; runs that the range has left
+    behind are dropped on the way.
     """
-    low, high = float(runs.first.min()), float(runs.last.max())
-    base = 0  # values of dropped runs that are at most `low`
-    if _count(runs, low) > rank:
+    base = 0  # values of dropped runs, all of them before the one that is sought
+    if rank < 0 or _count(runs, low) > rank:
         return low
     low_bits, high_bits = _bits(low), _bits(high)
     while high_bits - low_bits > 1:

@@ -57,7 +57,7 @@ def simulate(
         if mine is None:
             continue
         run = way.run(deployed, mine, until_s=until_s, progress=progress, implementation=engine)
-        run = replace(run, log=replace(run.log, replica=np.full(len(run.log), replica, dtype=np.int64)))
+        run = replace(run, log=replace(run.log, replica=np.full(len(run.log), replica, dtype=np.int32)))
         parts.append((index[where], run))
         if run.interrupted:
             break
