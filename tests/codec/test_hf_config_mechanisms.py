@@ -303,3 +303,25 @@ def test_longcat_blocks_are_two_layers_with_experts_beside_the_first() -> None:
     plain = model_from_config(LONGCAT | {"router_bias": True, "attention_bias": True, "zero_expert_num": 0}, name="x")
     assert parameter_counts(plain).total == 560_621_395_456
     assert next(g.ffn for g in plain.layers if isinstance(g.ffn, MoeFfn)).top_k == 12
+
+
+HY_V4 = {
+    "architectures": ["HYV4ForCausalLM"], "model_type": "hy_v4", "vocab_size": 120832, "hidden_size": 2816,
+    "intermediate_size": 6912, "moe_intermediate_size": 768, "num_hidden_layers": 34, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 262144, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64, "v_head_dim": 256, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16,
+    "hc_mult": 4, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "total"), [  # transformers 5.19's class on the meta device
+    ({}, 58_278_193_133), ({"tie_word_embeddings": True, "attention_bias": True, "hc_mult": 2}, 57_933_467_995),
+    ({"indexer_types": ["full"] * 34, "mlp_layer_types": ["sparse"] * 34}, 59_973_189_613),
+])
+def test_hy_v4_counts(changes: dict[str, Any], total: int) -> None:
+    model = model_from_config(HY_V4 | changes, name="x")
+    assert parameter_counts(model).total == total
+    entries = [e for g in model.layers for e in g.mixer.cache() for _ in g.indices]
+    assert sum(e.kind == "latent" for e in entries) == 34
+    assert sum(e.kind == "index" for e in entries) == (34 if "indexer_types" in changes else 10)
