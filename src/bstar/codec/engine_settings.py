@@ -262,7 +262,7 @@ VLLM: dict[str, Handler] = {
     "max_model_len": _length, "kv_cache_dtype": _kv_dtype, "quantization": _quantization, "dtype": _dtype,
     "scheduling_policy": _policy, "speculative_config": _speculative, "compilation_config": _compilation,
     "optimization_level": _optimization, "cudagraph_capture_sizes": capture_sizes, "performance_mode": _performance,
-    "cpu_offload_gb": _cpu_offload,
+    "cpu_offload_gb": _cpu_offload, "compilation_config_old": capture_sizes,
     "hf_overrides": _config_keys, "rope_scaling": _rope_scaling, "rope_theta": _rope_theta,
 }  # fmt: skip
 

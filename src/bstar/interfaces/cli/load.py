@@ -61,6 +61,8 @@ def take_slo(options: dict[str, Any]) -> Slo | None:
         if attainment is not None:
             raise SpecError("--attainment: is the share of requests that meet an SLO; give --slo with it")
         return None
+    if attainment is not None and 1 < attainment <= 100:
+        raise SpecError(f"--attainment: is a share of the requests, not a percentage; say {attainment / 100:g}")
     from bstar.specs.slo import parse_slo
 
     return parse_slo(text, attainment_fraction=attainment)

@@ -36,7 +36,16 @@ class Parsed(_ParamType):
 
 SIZE = Parsed("size", units.parse_bytes)
 SECONDS = Parsed("time", units.parse_seconds)
-RATE = Parsed("rate", units.parse_rate)
+
+
+def _rate(text: str, *, field: str) -> float:
+    found = 0.0 if text.strip().startswith("-") else units.parse_rate(text, field=field)
+    if found <= 0:
+        raise UnitError(f"{field}: must be more than 0 requests per second, is {text!r}")
+    return found
+
+
+RATE = Parsed("rate", _rate)
 COUNT = Parsed("n", units.parse_count)
 ENGINE_INT = Parsed("n", engine_int)
 FLOAT = Parsed("f", engine_float)
