@@ -109,7 +109,9 @@ def test_every_command_has_help_with_an_example(bstar: Run, command: str) -> Non
 
 def test_no_arguments_show_the_commands(bstar: Run) -> None:
     for args in ((), ("--help",), ("-h",)):
-        assert all(name in bstar(*args).output for name in COMMANDS)
+        shown = bstar(*args)
+        assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+        assert (shown.exit_code, shown.stderr) == (0, "")
 
 
 def test_version(bstar: Run) -> None:
