@@ -107,3 +107,21 @@ def test_qwens_72b_checkpoints_are_padded(name: str) -> None:
 def test_the_size_of_qwens_awq_checkpoint() -> None:
     """Hugging Face lists Qwen2.5-72B-Instruct-AWQ at 41.6 GB."""
     assert sum(stage_weight_bytes(resolve_model("Qwen/Qwen2.5-72B-Instruct-AWQ"))) / 1e9 == pytest.approx(41.6, abs=0.1)
+
+
+@pytest.mark.parametrize(("quantization", "heads", "head_dim", "refused"), [
+    (AWQ, 40, 64, {8}), (GPTQ, 40, 64, {8}), (FP8, 40, 64, {8}), (AWQ, 32, 128, set()), (FP8, 14, 64, {2}),
+])
+def test_the_output_projection_is_split_by_whole_groups(
+    quantization: dict[str, object], heads: int, head_dim: int, refused: set[int]
+) -> None:
+    """AWQ, GPTQ and block fp8 read a scale per 128 inputs: 40 heads of 64 over 8 ranks are 320 inputs each."""
+    dense = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": heads * head_dim,
+        "head_dim": head_dim, "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "intermediate_size": 8192, "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "float16",
+        "quantization_config": quantization,
+    }  # fmt: skip
+    model = model_from_config(dense, name="x")
+    found = {tp for tp in (1, 2, 4, 8) if any("o_proj" in r for r in check_parallel(model, ParallelSpec(tp=tp)))}
+    assert found == refused

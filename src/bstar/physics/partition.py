@@ -136,6 +136,7 @@ def check_parallel(model: ModelSpec, parallel: ParallelSpec, engine: EngineSetti
             reasons += _divisible(padded_vocab_rows(table.rows), tp, "the padded vocabulary")
     for group in model.layers:
         reasons += _check_mixer(group, parallel)
+        reasons += _check_output_blocks(group, model.hidden_size, parallel)
         reasons += _check_ffn(group, model.hidden_size, parallel, engine)
     return tuple(dict.fromkeys(reasons))
 
@@ -165,6 +166,23 @@ def _check_mixer(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
             out.append(f"tp: mamba n_groups {mixer.num_groups} is neither 1 nor divisible by tp = {tp}")
         return out
     return []
+
+
+def _check_output_blocks(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[str]:
+    """A rank's heads must be whole scale blocks of the output projection, which is split by its inputs.
+
+    vLLM refuses what is not (AWQ and GPTQ linear methods, `validate_fp8_block_shape`); small blocks are padded.
+    """
+    out: list[str] = []
+    for tensor in group.mixer.tensors(hidden_size):
+        fmt, ranks = group.formats.of(tensor), parallel.tp
+        block = fmt.scale_block[1]
+        if tensor.shard != "row" or not tensor.matmul or not fmt.is_quantized or block < PADDED_BLOCK * 2:
+            continue
+        if tensor.columns % ranks == 0 and ranks > 1 and tensor.columns // ranks % block:
+            out.append(f"tp: the {tensor.columns} inputs of {tensor.name} / {ranks} = {tensor.columns // ranks} are no "
+                       f"multiple of the scale block {block}")
+    return out
 
 
 def _check_ffn(
