@@ -306,6 +306,14 @@ def test_offloaded_weights_and_drafts_of_the_checkpoint_are_settings() -> None:
     assert again.settings["speculative_method"] == "deepseek_mtp"
 
 
+def test_attention_dp_of_tensorrt_llm_is_over_all_ranks() -> None:
+    with pytest.raises(SpecError, match="all 8 ranks"):
+        build_deployment(_model(moe=True), "h100", engine="trtllm", tp=4, attention_dp=2, ep=8)
+    command = format_command(build_deployment(_model(moe=True), "h100", engine="trtllm", attention_dp=8, ep=8))
+    assert "--tp_size 8" in command
+    assert "# with `enable_attention_dp: true`" in command
+
+
 def test_too_long_a_command_is_refused() -> None:
     with pytest.raises(ConfigError):
         parse_command("vllm serve a/b " + "x " * 100_000)

@@ -207,6 +207,9 @@ def _parallel(
             raise SpecError("dp: give --dp or --attention-dp, not both: vLLM's --data-parallel-size of a MoE model "
                             "is data-parallel attention over shared experts")
         dp, attention_dp = 1, dp
+    if engine == "trtllm" and attention_dp > 1 and tp > 1:
+        raise SpecError("attention_dp: TensorRT-LLM's attention data parallelism (enable_attention_dp) is over all "
+                        f"{tp * attention_dp} ranks; say --attention-dp {tp * attention_dp} --tp 1, or leave it out")
     if enable_expert_parallel and not model.is_moe and engine == "vllm":
         raise SpecError(f"enable_expert_parallel: {model.name} has no experts and vLLM refuses the flag; leave it out")
     if ep is None:
