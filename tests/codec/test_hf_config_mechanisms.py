@@ -325,3 +325,34 @@ def test_hy_v4_counts(changes: dict[str, Any], total: int) -> None:
     entries = [e for g in model.layers for e in g.mixer.cache() for _ in g.indices]
     assert sum(e.kind == "latent" for e in entries) == 34
     assert sum(e.kind == "index" for e in entries) == (34 if "indexer_types" in changes else 10)
+
+
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "image_size": 384,
+          "patch_size": 14, "num_hidden_layers": 4, "num_attention_heads": 16, "vision_use_head": False}
+IDEFICS = {"hidden_size": 768, "intermediate_size": 3072, "image_size": 512, "patch_size": 16, "num_hidden_layers": 5,
+           "num_attention_heads": 12}
+SMALL_LLAMA = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 3, "num_attention_heads": 9,
+               "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49280,
+               "max_position_embeddings": 8192, "tie_word_embeddings": False}
+SMALL_QWEN = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 3, "num_attention_heads": 14,
+              "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 152000,
+              "max_position_embeddings": 32768}
+SMALL_COHERE = {"model_type": "cohere2", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 256000, "head_dim": 128,
+                "max_position_embeddings": 8192, "sliding_window": 4096,
+                "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+
+
+@pytest.mark.parametrize(("config", "total"), [  # transformers 5.19's classes on the meta device
+    ({"model_type": "llava_onevision", "text_config": SMALL_QWEN | {"tie_word_embeddings": True},
+      "vision_config": SIGLIP, "tie_word_embeddings": True}, 245_246_400),
+    ({"model_type": "llava_onevision", "text_config": SMALL_QWEN | {"tie_word_embeddings": False},
+      "vision_config": SIGLIP | {"vision_use_head": True}, "tie_word_embeddings": False}, 396_676_752),
+    ({"model_type": "aya_vision", "text_config": SMALL_COHERE, "vision_config": SIGLIP, "downsample_factor": 2,
+      "alignment_intermediate_size": 28672}, 2_174_373_184),
+    ({"model_type": "idefics3", "text_config": SMALL_LLAMA, "vision_config": IDEFICS, "scale_factor": 2}, 105_978_816),
+    ({"model_type": "smolvlm", "text_config": SMALL_LLAMA, "vision_config": IDEFICS, "scale_factor": 4}, 111_287_232),
+])
+def test_towers_of_siglip_kind(config: dict[str, Any], total: int) -> None:
+    model = model_from_config(config | {"torch_dtype": "bfloat16"}, name="x")
+    assert parameter_counts(model).total == total and model.multimodal
