@@ -114,9 +114,6 @@ def build_deployment(
     seqs, budget = _batch_limits(
         defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
         factor=2 if performance_mode == "throughput" else 1)
-    if num_speculative_tokens > 0:
-        notes += ("speculative decoding: the memory of the checkpoint's own prediction layers is counted, what it "
-                  "gains in speed is not",)
     kv_name = kv_cache_dtype or "auto"
     kv_format(kv_name, model_dtype=spec.dtype)
     settings = EngineSettings(
@@ -153,7 +150,16 @@ def build_deployment(
         config_overrides=json.dumps(dict(hf_overrides)) if hf_overrides else None,
         notes=notes,
     )
+    settings = _with_speculation_note(settings)
     return Deployment(model=spec, device=device, parallel=parallel, engine=settings)
+
+
+def _with_speculation_note(settings: EngineSettings) -> EngineSettings:
+    if settings.num_speculative_tokens == 0:
+        return settings
+    note = ("the memory of the checkpoint's own prediction layers is counted, what they gain in speed is not"
+            if settings.drafts_with_mtp else "neither the draft's memory nor what it gains in speed is counted")
+    return replace(settings, notes=(*settings.notes, f"speculative decoding: {note}"))
 
 
 def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
