@@ -63,7 +63,12 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("curve", M, *G, "--context", "512", "--plot", "x.bmp"), ".bmp"),
     (("plan", M, *G), "--input"),
     (("plan", M, *G, "--input", "5", "--output", "5", "--price", "h100"), "--price"),
-    (("plan", M, *G, "--input", "5", "--output", "5", "--rate", "0"), "rate"),
+    (("plan", M, *G, "--input", "5", "--output", "5", "--rate", "0"), "more than 0"),
+    (("plan", M, *G, "--input", "5", "--output", "5", "--rate", "-1/s"), "more than 0"),
+    (("plan", M, *G, "--input", "5", "--output", "5", "--rate", "1e300"), "no load"),
+    (("plan", M, *G, "--input", "5", "--output", "5", "--rate", "1e-300"), "no load"),
+    (("plan", M, *G, "--input", "5", "--output", "5", "--concurrency", "1000000000"), "no load"),
+    (("plan", M, *G, "--input", "5", "--output", "5", "--slo", "chat", "--attainment", "95"), "say 0.95"),
     (("plan", M, *G, "--input", "5", "--output", "5", "--rate", "1", "--concurrency", "2"), "concurrency"),
     (("plan", M, *G, "--input", "5", "--output", "5", "--executor", "ray"), "--executor"),
     (("plan", M, *G, "--trace", "/no/such.csv"), "does not exist"),
@@ -107,7 +112,9 @@ def test_every_command_has_help_with_an_example(bstar: Run, command: str) -> Non
 
 def test_no_arguments_show_the_commands(bstar: Run) -> None:
     for args in ((), ("--help",), ("-h",)):
-        assert all(name in bstar(*args).output for name in COMMANDS)
+        shown = bstar(*args)
+        assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+        assert (shown.exit_code, shown.stderr) == (0, "")
 
 
 def test_version(bstar: Run) -> None:

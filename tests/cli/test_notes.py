@@ -84,6 +84,14 @@ def test_an_unknown_flag_is_refused_unless_allowed(bstar: Run, bstar_json: Run) 
     assert "stray" in stray.stderr
 
 
+def test_a_release_that_is_newer_than_the_table_may_have_the_flag(bstar: Run) -> None:
+    line = "docker run --gpus all vllm/vllm-openai:v{} --model meta-llama/Llama-3.1-8B --brand-new-flag 3"
+    newer = bstar("memory", *G, "--from-command", line.format("0.99.0"))
+    assert "not a flag of vllm: --brand-new-flag 3" in newer.stderr
+    assert newer.exit_code == 0
+    assert bstar("memory", *G, "--from-command", line.format("0.20.0")).exit_code == 2
+
+
 def test_engines_whose_flags_are_not_all_known_get_a_note(bstar: Run) -> None:
     line = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --some-rare-flag 3"
     result = bstar("memory", *G, "--from-command", line)

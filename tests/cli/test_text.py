@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,3 +72,51 @@ def test_a_launch_command_is_one_line(bstar: Run) -> None:
     (line,) = [line for line in text.splitlines() if "vllm serve" in line]
     assert line.strip().startswith("vllm serve meta-llama/")
     assert "--gpu-memory-utilization" in line
+
+
+@pytest.mark.skipif(not Path("/dev/ptmx").exists(), reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("args", [
+    ("plan", "llama-3.3-70b", *G, "--weight-dtype", "auto,fp8", "--input", "1000", "--output", "200", "--rate", "5",
+     "--kv-cache-dtype", "auto,fp8", "--slo", "chat", "--top", "3"),
+    ("memory", "llama-3.1-8b", *G), ("curve", "llama-3.1-8b", *G, "--context", "512"), ("model", "deepseek-v3"),
+], ids=lambda args: args[0])
+def test_no_figure_is_cropped_in_a_narrow_terminal(args: tuple[str, ...]) -> None:
+    wide = _figures(_in_terminal(132, *args))
+    for width in (80, 40):
+        narrow = _figures(_in_terminal(width, *args))
+        assert narrow <= wide
+        assert len(narrow) >= 0.75 * len(wide)
+
+
+def _figures(text: str) -> set[str]:
+    """The numbers with their units; what ends at a line's edge may go on in the next one."""
+    return set(re.findall(r"(?<![\w.,])\d[\d,.]*\d(?![\w.,])", " ".join(text.split())))
+
+
+def _in_terminal(width: int, *args: str) -> str:
+    """What a command writes to a terminal of `width` columns."""
+    import fcntl
+    import pty
+    import struct
+    import subprocess
+    import sys
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-m", "bstar.interfaces.cli", *args], stdout=theirs, stderr=theirs,
+                          env=env) as job:
+        os.close(theirs)
+        read = bytearray()
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                break
+            if not part:
+                break
+            read += part
+        assert job.wait(60) == 0
+    os.close(ours)
+    return re.sub(r"\x1b\[[0-9;]*m", "", read.decode())

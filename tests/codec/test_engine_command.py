@@ -306,6 +306,30 @@ def test_offloaded_weights_and_drafts_of_the_checkpoint_are_settings() -> None:
     assert again.settings["speculative_method"] == "deepseek_mtp"
 
 
+@pytest.mark.parametrize(("flags", "method"), [
+    ("--speculative-model x/draft --num-speculative-tokens 5", "draft_model"),
+    ("--speculative-model [ngram] --num-speculative-tokens 5", "ngram"),
+    ("--speculative-config '{\"model\": \"x/draft\", \"num_speculative_tokens\": 5}'", "draft_model"),
+    ("--speculative-config '{\"method\": \"eagle\", \"model\": \"x\", \"num_speculative_tokens\": 5}'", "eagle"),
+    ("--spec-method ngram --spec-tokens 5", "ngram"),
+])
+def test_a_draft_model_is_not_taken_for_the_checkpoints_own_layers(flags: str, method: str) -> None:
+    parsed = parse_command("vllm serve a/b " + flags)
+    assert dict(parsed.settings) == {"num_speculative_tokens": 5, "speculative_method": method}
+    assert parsed.unmodelled
+    built = build_deployment(_model(), "h100", **parsed.settings)
+    assert not built.engine.drafts_with_mtp
+    assert any("neither the draft's memory" in note for note in built.engine.notes)
+
+
+def test_attention_dp_of_tensorrt_llm_is_over_all_ranks() -> None:
+    with pytest.raises(SpecError, match="all 8 ranks"):
+        build_deployment(_model(moe=True), "h100", engine="trtllm", tp=4, attention_dp=2, ep=8)
+    command = format_command(build_deployment(_model(moe=True), "h100", engine="trtllm", attention_dp=8, ep=8))
+    assert "--tp_size 8" in command
+    assert "# with `enable_attention_dp: true`" in command
+
+
 def test_too_long_a_command_is_refused() -> None:
     with pytest.raises(ConfigError):
         parse_command("vllm serve a/b " + "x " * 100_000)

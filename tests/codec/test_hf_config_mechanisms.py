@@ -303,3 +303,56 @@ def test_longcat_blocks_are_two_layers_with_experts_beside_the_first() -> None:
     plain = model_from_config(LONGCAT | {"router_bias": True, "attention_bias": True, "zero_expert_num": 0}, name="x")
     assert parameter_counts(plain).total == 560_621_395_456
     assert next(g.ffn for g in plain.layers if isinstance(g.ffn, MoeFfn)).top_k == 12
+
+
+HY_V4 = {
+    "architectures": ["HYV4ForCausalLM"], "model_type": "hy_v4", "vocab_size": 120832, "hidden_size": 2816,
+    "intermediate_size": 6912, "moe_intermediate_size": 768, "num_hidden_layers": 34, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 262144, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64, "v_head_dim": 256, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16,
+    "hc_mult": 4, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "total"), [  # transformers 5.19's class on the meta device
+    ({}, 58_278_193_133), ({"tie_word_embeddings": True, "attention_bias": True, "hc_mult": 2}, 57_933_467_995),
+    ({"indexer_types": ["full"] * 34, "mlp_layer_types": ["sparse"] * 34}, 59_973_189_613),
+])
+def test_hy_v4_counts(changes: dict[str, Any], total: int) -> None:
+    model = model_from_config(HY_V4 | changes, name="x")
+    assert parameter_counts(model).total == total
+    entries = [e for g in model.layers for e in g.mixer.cache() for _ in g.indices]
+    assert sum(e.kind == "latent" for e in entries) == 34
+    assert sum(e.kind == "index" for e in entries) == (34 if "indexer_types" in changes else 10)
+
+
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "image_size": 384,
+          "patch_size": 14, "num_hidden_layers": 4, "num_attention_heads": 16, "vision_use_head": False}
+IDEFICS = {"hidden_size": 768, "intermediate_size": 3072, "image_size": 512, "patch_size": 16, "num_hidden_layers": 5,
+           "num_attention_heads": 12}
+SMALL_LLAMA = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 3, "num_attention_heads": 9,
+               "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49280,
+               "max_position_embeddings": 8192, "tie_word_embeddings": False}
+SMALL_QWEN = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 3, "num_attention_heads": 14,
+              "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 152000,
+              "max_position_embeddings": 32768}
+SMALL_COHERE = {"model_type": "cohere2", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 256000, "head_dim": 128,
+                "max_position_embeddings": 8192, "sliding_window": 4096,
+                "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+
+
+@pytest.mark.parametrize(("config", "total"), [  # transformers 5.19's classes on the meta device
+    ({"model_type": "llava_onevision", "text_config": SMALL_QWEN | {"tie_word_embeddings": True},
+      "vision_config": SIGLIP, "tie_word_embeddings": True}, 245_246_400),
+    ({"model_type": "llava_onevision", "text_config": SMALL_QWEN | {"tie_word_embeddings": False},
+      "vision_config": SIGLIP | {"vision_use_head": True}, "tie_word_embeddings": False}, 396_676_752),
+    ({"model_type": "aya_vision", "text_config": SMALL_COHERE, "vision_config": SIGLIP, "downsample_factor": 2,
+      "alignment_intermediate_size": 28672}, 2_174_373_184),
+    ({"model_type": "idefics3", "text_config": SMALL_LLAMA, "vision_config": IDEFICS, "scale_factor": 2}, 105_978_816),
+    ({"model_type": "smolvlm", "text_config": SMALL_LLAMA, "vision_config": IDEFICS, "scale_factor": 4}, 111_287_232),
+])
+def test_towers_of_siglip_kind(config: dict[str, Any], total: int) -> None:
+    model = model_from_config(config | {"torch_dtype": "bfloat16"}, name="x")
+    assert parameter_counts(model).total == total and model.multimodal

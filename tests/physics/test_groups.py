@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bstar.codec.build import build_deployment
 from bstar.codec.hf_config import model_from_config
 from bstar.codec.resolve import resolve_model
+from bstar.physics.memory import memory_budget
 from bstar.physics.partition import check_parallel
 from bstar.physics.weights import stage_streamed_weight_bytes, stage_weight_bytes
 from bstar.specs.model import ModelSpec
@@ -23,6 +25,9 @@ PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "con
     "targets": ["Linear"], "input_activations": None,
     "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}}}}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+PACKED_FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {
+    "targets": ["Linear"], "input_activations": {"num_bits": 8, "type": "float", "strategy": "group", "dynamic": True},
+    "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}}}
 
 
 def experts(quantization: dict[str, object], **keys: object) -> ModelSpec:
@@ -32,7 +37,8 @@ def experts(quantization: dict[str, object], **keys: object) -> ModelSpec:
 @pytest.mark.parametrize(("quantization", "tp", "accepted"), [
     (GPTQ, 2, True), (GPTQ, 4, True), (GPTQ, 8, True), (AWQ, 4, True), (AWQ, 8, True),
     (GPTQ, 16, False),  # 48 columns hold no group of 32
-    (PACKED, 2, True), (PACKED, 4, False), (PACKED, 8, False), (FP8, 2, True), (FP8, 4, False),
+    (PACKED, 2, True), (PACKED, 4, False), (PACKED, 8, False),
+    (FP8, 2, True), (FP8, 4, True), (FP8, 8, True), (FP8, 16, False), (PACKED_FP8, 2, True), (PACKED_FP8, 4, False),
 ])
 def test_experts(quantization: dict[str, object], tp: int, accepted: bool) -> None:
     """768 columns an expert: 384, 192 (groups of 64), 96 (of 32), 48 a rank."""
@@ -53,6 +59,24 @@ def test_smaller_groups_repeat_their_scales(tp: int, group: int) -> None:
     assert found - router == pytest.approx(expected * 120 / 128, rel=1e-6)
     streamed = [stage_streamed_weight_bytes(m, parallel)[0] for m in (with_experts, without)]
     assert streamed[0] - streamed[1] == pytest.approx(found, rel=1e-6)
+
+
+@pytest.mark.parametrize(("engine", "quantization", "accepted"), [
+    ("vllm@0.28.0", FP8, False), ("vllm@0.29.0", FP8, True), ("vllm", FP8, True), ("sglang", FP8, False),
+    ("vllm@0.11.0", GPTQ, True), ("sglang", GPTQ, True), ("trtllm", GPTQ, False), ("vllm", PACKED, False),
+])
+def test_engines_that_cut_blocks(engine: str, quantization: dict[str, object], accepted: bool) -> None:
+    """Qwen3-30B-A3B at TP 4 is the known case: 192 columns a rank; block fp8 was refused before vLLM 0.29."""
+    built = build_deployment(experts(quantization), "h200-sxm-141gb", tp=4, engine=engine)
+    assert memory_budget(built).fits == accepted
+
+
+def test_cut_blocks_have_more_scales() -> None:
+    """One fp32 scale for every 64 × 64 elements instead of 128 × 128 of the same experts."""
+    parallel = ParallelSpec(tp=4)
+    found = stage_weight_bytes(experts(FP8), parallel)[0] - stage_weight_bytes(experts(FP8, num_experts=8), parallel)[0]
+    elements = 2 * 120 * 3 * 192 * 2048
+    assert found - 2 * 120 * 2048 * 2 == elements + elements // 64**2 * 4
 
 
 @pytest.mark.parametrize("quantization", [GPTQ, AWQ, PACKED])
@@ -83,3 +107,21 @@ def test_qwens_72b_checkpoints_are_padded(name: str) -> None:
 def test_the_size_of_qwens_awq_checkpoint() -> None:
     """Hugging Face lists Qwen2.5-72B-Instruct-AWQ at 41.6 GB."""
     assert sum(stage_weight_bytes(resolve_model("Qwen/Qwen2.5-72B-Instruct-AWQ"))) / 1e9 == pytest.approx(41.6, abs=0.1)
+
+
+@pytest.mark.parametrize(("quantization", "heads", "head_dim", "refused"), [
+    (AWQ, 40, 64, {8}), (GPTQ, 40, 64, {8}), (FP8, 40, 64, {8}), (AWQ, 32, 128, set()), (FP8, 14, 64, {2, 4, 8}),
+])
+def test_the_output_projection_is_split_by_whole_groups(
+    quantization: dict[str, object], heads: int, head_dim: int, refused: set[int]
+) -> None:
+    """AWQ, GPTQ and block fp8 read a scale per 128 inputs: 40 heads of 64 over 8 ranks are 320 inputs each."""
+    dense = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": heads * head_dim,
+        "head_dim": head_dim, "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "intermediate_size": 8192, "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "float16",
+        "quantization_config": quantization,
+    }  # fmt: skip
+    model = model_from_config(dense, name="x")
+    found = {tp for tp in (1, 2, 4, 8) if any("o_proj" in r for r in check_parallel(model, ParallelSpec(tp=tp)))}
+    assert found == refused

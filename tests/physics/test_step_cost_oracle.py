@@ -168,8 +168,10 @@ def test_bytes_of_quantized_and_latent_models_are_vllms_after_the_named_differen
         for mine, reference in ((read, theirs(case["read_bytes"], with_weights=with_weights)),
                                 (write, theirs(case["write_bytes"]))):
             for name, value in reference.items():
-                # `scales`: one fp32 per 128 × 128 block is 1/4096 of an fp8 weight's bytes.
-                assert mine[name] == pytest.approx(value, rel=3e-4), (case["tp"], name)
+                # `scales`: one fp32 per 128 × 128 block is 1/4096 of an fp8 weight's bytes (64 × 64, 1/1024,
+                # where a rank's share of an expert cuts blocks).
+                assert mine[name] == pytest.approx(value, rel=1e-3 if name == "experts" else 3e-4), (
+                    case["tp"], name)
 
 
 def test_the_oracle_covers_enough() -> None:

@@ -132,7 +132,7 @@ def test_distinct_experts_of_the_source() -> None:
     ("name", "split", "says"),
     [
         (LLAMA, ParallelSpec(tp=3), "num_attention_heads 32 is not divisible by 3"),
-        ("Qwen/Qwen3-235B-A22B-FP8", ParallelSpec(tp=8), "no multiple of the scale block 128"),
+        ("Qwen/Qwen3-235B-A22B-FP8", ParallelSpec(tp=32), "48 is no multiple of the scale block 32"),
         (LLAMA, ParallelSpec(pp=64), "64 stages for 32 layers"),
         (LLAMA, ParallelSpec(tp=16, dcp=16), "dcp: 16 exceeds the 2 replicas"),
     ],

@@ -114,9 +114,6 @@ def build_deployment(
     seqs, budget = _batch_limits(
         defaults, length, max_num_seqs, max_num_batched_tokens, chunked=chunked,
         factor=2 if performance_mode == "throughput" else 1)
-    if num_speculative_tokens > 0:
-        notes += ("speculative decoding: the memory of the checkpoint's own prediction layers is counted, what it "
-                  "gains in speed is not",)
     kv_name = kv_cache_dtype or "auto"
     kv_format(kv_name, model_dtype=spec.dtype)
     settings = EngineSettings(
@@ -153,7 +150,16 @@ def build_deployment(
         config_overrides=json.dumps(dict(hf_overrides)) if hf_overrides else None,
         notes=notes,
     )
+    settings = _with_speculation_note(settings)
     return Deployment(model=spec, device=device, parallel=parallel, engine=settings)
+
+
+def _with_speculation_note(settings: EngineSettings) -> EngineSettings:
+    if settings.num_speculative_tokens == 0:
+        return settings
+    note = ("the memory of the checkpoint's own prediction layers is counted, what they gain in speed is not"
+            if settings.drafts_with_mtp else "neither the draft's memory nor what it gains in speed is counted")
+    return replace(settings, notes=(*settings.notes, f"speculative decoding: {note}"))
 
 
 def with_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
@@ -207,6 +213,9 @@ def _parallel(
             raise SpecError("dp: give --dp or --attention-dp, not both: vLLM's --data-parallel-size of a MoE model "
                             "is data-parallel attention over shared experts")
         dp, attention_dp = 1, dp
+    if engine == "trtllm" and attention_dp > 1 and tp > 1:
+        raise SpecError("attention_dp: TensorRT-LLM's attention data parallelism (enable_attention_dp) is over all "
+                        f"{tp * attention_dp} ranks; say --attention-dp {tp * attention_dp} --tp 1, or leave it out")
     if enable_expert_parallel and not model.is_moe and engine == "vllm":
         raise SpecError(f"enable_expert_parallel: {model.name} has no experts and vLLM refuses the flag; leave it out")
     if ep is None:

@@ -19,7 +19,8 @@ _LOGGING = """
     aggregate_engine_logging show_hidden_metrics_for_version otlp_traces_endpoint
     collect_detailed_traces enable_metrics enable_metrics_for_all_schedulers enable_server_load_tracking
     enable_per_request_metrics enable_mfu_metrics cudagraph_metrics kv_cache_metrics kv_cache_metrics_sample
-    enable_cache_report show_time_cost decode_log_interval enable_request_time_stats_logging enable_trace
+    calculate_kv_scales enable_cache_report show_time_cost decode_log_interval
+    enable_request_time_stats_logging enable_trace
     bucket_time_to_first_token jit_monitor_mode jit_monitor_verbose enable_force_include_usage
     enable_prompt_tokens_details use_tqdm_on_load ray_workers_use_nsight
     per_request_spec_decode_metrics

@@ -41,10 +41,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """The flags of one engine by spelling, and which switches have a --no- twin."""
+    """The flags of one engine by spelling, and the release that they are of ("" where it is not known)."""
 
     engine: str
     flags: Mapping[str, Flag]
+    version: str = ""
 
     def find(self, name: str) -> tuple[Flag, bool] | None:
         """(flag, negated) of a spelling or of a prefix that only one flag has."""
@@ -65,12 +66,14 @@ class Grammar:
 def grammar(engine: str) -> Grammar:
     """The flag table of "vllm", "sglang" or "trtllm"."""
     flags: dict[str, Flag] = {}
+    version = ""
     for file_name in {"vllm": ("vllm_flags.json", "vllm_old_flags.json")}.get(engine, (f"{engine}_flags.json",)):
         raw = json.loads((files("bstar.codec.data") / file_name).read_text(encoding="utf-8"))
+        version = version or str(raw.get("version", ""))
         for dest, entry in raw["flags"].items():
             for name in entry["names"]:
                 flags.setdefault(name, Flag(dest=dest, kind=entry["kind"]))
-    return Grammar(engine=engine, flags=flags)
+    return Grammar(engine=engine, flags=flags, version=version)
 
 
 def read_arguments(engine: str, tokens: Sequence[str]) -> tuple[list[Argument], list[str]]:
@@ -96,11 +99,12 @@ def read_arguments(engine: str, tokens: Sequence[str]) -> tuple[list[Argument], 
     return arguments, positional
 
 
-def refused_flag(engine: str, word: str) -> str | None:
+def refused_flag(engine: str, word: str, *, version: str | None = None) -> str | None:
     """Why `engine` would not start with a word of its command that it does not have; None: it may well have it.
 
-    vLLM's table is its own parser's, so what is not in it is refused by vLLM too. Those of the others hold the
-    common flags: there only the misspelling of one that bstar models is told from a flag that is merely rare.
+    vLLM's table is its own parser's, so what is not in it is refused by vLLM too, unless `version` is newer. Those
+    of the others hold the common flags: there only the misspelling of one that bstar models is told from a flag that
+    is merely rare.
     """
     from difflib import SequenceMatcher, get_close_matches
 
@@ -109,15 +113,20 @@ def refused_flag(engine: str, word: str) -> str | None:
     name = _spelling(word.split("=", 1)[0].split(" ", 1)[0])
     flags = grammar(engine).flags
     shown_name = name if name.isprintable() and len(name) <= 60 else repr(name[:60])
+    is_complete = engine == "vllm" and not (version and _release(version) > _release(grammar(engine).version))
     if not name.startswith("-"):
         return None if engine != "vllm" else f"{shown_name} is neither a flag nor a flag's value, and vllm refuses it"
     near = get_close_matches(name, sorted(flags, key=lambda f: -len(f)), n=1, cutoff=0.6)
-    if engine != "vllm":
+    if not is_complete:
         is_misspelt = bool(near) and flags[near[0]].dest in HANDLERS[engine] and (
             SequenceMatcher(None, name, near[0]).ratio() > 0.9)
         return f"{shown_name} is not a flag of {engine}; did you mean {near[0]}?" if is_misspelt else None
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{shown_name} is not a flag of vllm, which refuses to start with it{hint}"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _is_flag(token: str) -> bool:

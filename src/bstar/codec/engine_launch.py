@@ -41,6 +41,9 @@ def format_command(deployment: Deployment, *, model: str | None = None) -> str:
     if deployment.engine.config_overrides and deployment.engine.name in _OVERRIDES:
         words += [_OVERRIDES[deployment.engine.name], deployment.engine.config_overrides]
     words += deployment.engine.unmodelled
+    if deployment.engine.name == "trtllm" and deployment.parallel.attention_dp > 1:
+        remark = "with `enable_attention_dp: true` in the file of --extra_llm_api_options"
+        comment = remark if comment is None else f"{comment}; {remark}"
     command = " ".join(word if " " in word and word.startswith("-") else shlex.quote(word) for word in words)
     return f"{command}  # {comment}" if comment else command
 

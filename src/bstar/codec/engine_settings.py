@@ -199,11 +199,26 @@ def _speculative(settings: Settings, argument: Argument) -> bool:
     tokens, method = options.get("num_speculative_tokens"), options.get("method")
     if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
         settings["num_speculative_tokens"] = tokens
-    if not isinstance(method, str):
-        return False  # the draft model's weights and acceptance are not modelled: list it
-    settings["speculative_method"] = method
+    if isinstance(method, str):
+        settings["speculative_method"] = method
+    elif "model" in options:
+        settings["speculative_method"] = _DRAFT_MODEL
     # The checkpoint's own head is modelled in memory (its acceptance is not); another draft model is not: list it.
-    return method.lower().endswith("mtp") and "num_speculative_tokens" in settings and "model" not in options
+    return (isinstance(method, str) and method.lower().endswith("mtp") and "num_speculative_tokens" in settings
+            and "model" not in options)
+
+
+_DRAFT_MODEL = "draft_model"
+
+
+def _draft_model(settings: Settings, argument: Argument) -> bool:
+    settings.setdefault("speculative_method", "ngram" if _text(argument) == "[ngram]" else _DRAFT_MODEL)
+    return False  # its weights are not modelled: list it
+
+
+def _speculative_method(settings: Settings, argument: Argument) -> bool:
+    settings["speculative_method"] = _text(argument)
+    return _text(argument).lower().endswith("mtp")
 
 
 def _cpu_offload(settings: Settings, argument: Argument) -> bool:
@@ -262,7 +277,9 @@ VLLM: dict[str, Handler] = {
     "max_model_len": _length, "kv_cache_dtype": _kv_dtype, "quantization": _quantization, "dtype": _dtype,
     "scheduling_policy": _policy, "speculative_config": _speculative, "compilation_config": _compilation,
     "optimization_level": _optimization, "cudagraph_capture_sizes": capture_sizes, "performance_mode": _performance,
-    "cpu_offload_gb": _cpu_offload,
+    "speculative_model": _draft_model, "spec_model": _draft_model, "spec_method": _speculative_method,
+    "spec_tokens": integer("num_speculative_tokens"), "cpu_offload_gb": _cpu_offload,
+    "compilation_config_old": capture_sizes,
     "hf_overrides": _config_keys, "rope_scaling": _rope_scaling, "rope_theta": _rope_theta,
 }  # fmt: skip
 

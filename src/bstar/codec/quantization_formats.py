@@ -30,9 +30,12 @@ MXFP4_W4A8 = TensorFormat(name="mxfp4_w4a8", bits=4, compute_dtype="fp8", activa
 W8A16_CHANNEL = W8A16
 FP8_W8A16 = TensorFormat(name="fp8_w8a16", bits=8, compute_dtype="bf16", scale_bits=32, scale_block=(1, 0))
 
+# Block fp8 of ModelOpt and compressed-tensors: engines do not cut the blocks of its experts.
+WHOLE_BLOCK = replace(FP8_BLOCK, least_group=0)
+
 MODELOPT: dict[str, TensorFormat] = {
-    "FP8": FP8, "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL, "FP8_PB_WO": FP8_BLOCK, "FP8_PB_REAL": FP8_BLOCK,
-    "FP8_BLOCK_SCALES": FP8_BLOCK, "MXFP8": MXFP8, "NVFP4": NVFP4, "NVFP4_AWQ": NVFP4, "NVFP4_SVDQUANT": NVFP4,
+    "FP8": FP8, "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL, "FP8_PB_WO": WHOLE_BLOCK, "FP8_PB_REAL": WHOLE_BLOCK,
+    "FP8_BLOCK_SCALES": WHOLE_BLOCK, "MXFP8": MXFP8, "NVFP4": NVFP4, "NVFP4_AWQ": NVFP4, "NVFP4_SVDQUANT": NVFP4,
     "W4A16_NVFP4": NVFP4_W4A16, "NVFP4_W4A16": NVFP4_W4A16, "W4A8_NVFP4_FP8": replace(NVFP4, name="nvfp4_w4a8",
                                                                                       compute_dtype="fp8",
                                                                                       activation_bits=8),
@@ -137,7 +140,7 @@ def compressed(group: Mapping[str, Any], layout: str) -> TensorFormat:
 def _float(bits: int, strategy: str, group_size: Any, block: Any, input_bits: int, layout: str) -> TensorFormat:
     if bits == 8:
         if strategy == "block":
-            return fp8({"weight_block_size": block or [128, 128]})
+            return replace(fp8({"weight_block_size": block or [128, 128]}), least_group=0)
         if strategy == "group" and group_size == 32:
             return MXFP8
         if input_bits == 16:

@@ -85,7 +85,8 @@ def name_note(name: str) -> str | None:
         return None
     stored = "" if entry.weight_format_hint is None else (
         f", stored as {entry.weight_format_hint} (read off the name, not off its config)")
-    return (f"{name} is not in the catalog: taken by its name for {entry.hub_id}{stored}; "
+    called = name if name.isprintable() and len(name) <= 120 else shown(name)
+    return (f"{called} is not in the catalog: taken by its name for {entry.hub_id}{stored}; "
             "the path of its config.json is exact")
 
 

@@ -29,7 +29,7 @@ def deployment(model: str | ModelSpec, gpu: str | DeviceSpec, **flags: Any) -> D
 
         wanted = flags["max_model_len"] = max_model_len(wanted)
     built = build_deployment(model, gpu, **flags)
-    reasons = check_parallel(built.model, built.parallel)
+    reasons = check_parallel(built.model, built.parallel, built.engine)
     if reasons:
         raise SpecError(reasons[0])
     return _fitted_length(built) if wanted == AUTO_LENGTH else built

@@ -217,7 +217,7 @@ def _refusal(
 ) -> str | None:
     """Why vLLM would not start, in its own meaning; None where it starts."""
     engine = deployment.engine
-    split = check_parallel(deployment.model, deployment.parallel)
+    split = check_parallel(deployment.model, deployment.parallel, engine)
     if split:
         return split[0]
     for group in deployment.model.layers:
@@ -306,7 +306,7 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
         room = min(room, round(per_request / length * engine.num_gpu_blocks_override * (engine.block_size or 1)))
     concurrency = max(room, 0) / per_request if per_request else 0.0
     tokens, size = int(concurrency * length), engine.block_size or 1
-    split = check_parallel(model, parallel)
+    split = check_parallel(model, parallel, engine)
     reason = split[0] if split else None
     if reason is None and room <= 0:
         flag = "mem-fraction-static" if engine.name == "sglang" else "free_gpu_memory_fraction"

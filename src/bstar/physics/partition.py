@@ -12,6 +12,7 @@ from math import ceil
 
 from bstar.errors import SpecError
 from bstar.specs.attention import GatedDeltaNet, GroupedQueryAttention, LatentAttention, Mamba2
+from bstar.specs.engine import EngineSettings
 from bstar.specs.ffn import DenseFfn, MoeFfn
 from bstar.specs.formats import TensorFormat
 from bstar.specs.model import LayerGroup, ModelSpec, WeightFormats
@@ -88,10 +89,10 @@ def _expert_share(tensor: WeightTensor, parallel: ParallelSpec) -> tuple[int, in
 
 
 def rank_formats(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> WeightFormats:
-    """The formats of a layer on a rank: the groups of AWQ and GPTQ experts halved until a rank's share is whole groups.
+    """The formats of a layer on a rank: the groups or blocks of its experts halved until a rank's share is whole ones.
 
-    vLLM and SGLang repeat the scales then (layers/quantization/moe_wna16.py); what is not divisible by the least
-    group is refused (`check_parallel`).
+    Engines repeat the scales then: of AWQ and GPTQ (vLLM's layers/quantization/moe_wna16.py), and of block fp8 since
+    vLLM 0.29 (layers/fused_moe/oracle/fp8.py). What the least group does not divide is refused (`check_parallel`).
     """
     ffn = group.ffn
     if not isinstance(ffn, MoeFfn) or parallel.moe_tp == 1:
@@ -105,15 +106,24 @@ def rank_formats(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) ->
         while size > fmt.least_group and (ffn.width // parallel.moe_tp % size or hidden_size % size):
             size //= 2
         if size != fmt.scale_block[1]:
-            changed[tensor.name] = replace(fmt, scale_block=(1, size))
+            changed[tensor.name] = replace(fmt, scale_block=(min(fmt.scale_block[0], size), size))
     if not changed:
         return group.formats
     kept = tuple(o for o in group.formats.overrides if o[0] not in changed)
     return replace(group.formats, overrides=(*changed.items(), *kept))
 
 
-def check_parallel(model: ModelSpec, parallel: ParallelSpec) -> tuple[str, ...]:
-    """Why the engine would refuse this split of this model; empty where it accepts it.
+def _cuts(fmt: TensorFormat, engine: EngineSettings | None) -> bool:
+    """Whether the engine (None: the newest vLLM) cuts the groups or blocks of experts that are stored as `fmt`."""
+    if not fmt.least_group or engine is None:
+        return bool(fmt.least_group)
+    if fmt.scale_block[0] == 1:
+        return engine.name in ("vllm", "sglang")
+    return engine.name == "vllm" and (engine.version_tuple or (99,)) >= (0, 29)
+
+
+def check_parallel(model: ModelSpec, parallel: ParallelSpec, engine: EngineSettings | None = None) -> tuple[str, ...]:
+    """Why the engine (None: the newest vLLM) would refuse this split of this model; empty where it accepts it.
 
     Each reason is one line: the rule, with its numbers.
     """
@@ -126,7 +136,8 @@ def check_parallel(model: ModelSpec, parallel: ParallelSpec) -> tuple[str, ...]:
             reasons += _divisible(padded_vocab_rows(table.rows), tp, "the padded vocabulary")
     for group in model.layers:
         reasons += _check_mixer(group, parallel)
-        reasons += _check_ffn(group, model.hidden_size, parallel)
+        reasons += _check_output_blocks(group, model.hidden_size, parallel)
+        reasons += _check_ffn(group, model.hidden_size, parallel, engine)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -157,7 +168,26 @@ def _check_mixer(group: LayerGroup, parallel: ParallelSpec) -> list[str]:
     return []
 
 
-def _check_ffn(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[str]:
+def _check_output_blocks(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[str]:
+    """A rank's heads must be whole scale blocks of the output projection, which is split by its inputs.
+
+    vLLM refuses what is not (AWQ and GPTQ linear methods, `validate_fp8_block_shape`); small blocks are padded.
+    """
+    out: list[str] = []
+    for tensor in group.mixer.tensors(hidden_size):
+        fmt, ranks = group.formats.of(tensor), parallel.tp
+        block = fmt.scale_block[1]
+        if tensor.shard != "row" or not tensor.matmul or not fmt.is_quantized or block < PADDED_BLOCK * 2:
+            continue
+        if tensor.columns % ranks == 0 and ranks > 1 and tensor.columns // ranks % block:
+            out.append(f"tp: the {tensor.columns} inputs of {tensor.name} / {ranks} = {tensor.columns // ranks} are no "
+                       f"multiple of the scale block {block}")
+    return out
+
+
+def _check_ffn(
+    group: LayerGroup, hidden_size: int, parallel: ParallelSpec, engine: EngineSettings | None
+) -> list[str]:
     ffn, tp = group.ffn, parallel.tp
     out: list[str] = []
     if isinstance(ffn, DenseFfn):
@@ -170,14 +200,16 @@ def _check_ffn(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> l
             out += _divisible(ffn.shared_width, tp, "shared expert intermediate size")
         if ffn.parallel_dense_width:
             out += _divisible(ffn.parallel_dense_width, tp, "intermediate_size")
-    return out or _check_scale_blocks(group, hidden_size, parallel)
+    return out or _check_scale_blocks(group, hidden_size, parallel, engine)
 
 
-def _check_scale_blocks(group: LayerGroup, hidden_size: int, parallel: ParallelSpec) -> list[str]:
+def _check_scale_blocks(
+    group: LayerGroup, hidden_size: int, parallel: ParallelSpec, engine: EngineSettings | None
+) -> list[str]:
     """A rank's share of an FFN must be whole scale blocks where blocks are large.
 
-    vLLM and SGLang refuse, for example, 192 columns of fp8 blocks of 128, and half a group of 128 int4 weights;
-    the small blocks of the fp4 formats (16 or 32) are padded instead, and AWQ's and GPTQ's experts get smaller groups.
+    Engines refuse, for example, half a group of 128 int4 weights of a dense FFN, or 192 columns of an expert in fp8
+    blocks of 128 unless they cut its blocks (`rank_formats`); the small blocks of the fp4 formats are padded instead.
     """
     ffn = group.ffn
     if not isinstance(ffn, DenseFfn | MoeFfn):
@@ -190,11 +222,12 @@ def _check_scale_blocks(group: LayerGroup, hidden_size: int, parallel: ParallelS
     out: list[str] = []
     formats = rank_formats(group, hidden_size, parallel)
     for tensor in ffn.tensors(hidden_size):
-        fmt = formats.of(tensor)
+        cuts = moe and _cuts(group.formats.of(tensor), engine)
+        fmt = (formats if cuts else group.formats).of(tensor)
         if not tensor.matmul or not fmt.is_quantized or (tensor.shard != "expert") == moe:
             continue
         block = fmt.scale_block[1 if "down_proj" in tensor.name else 0]
-        if block >= (PADDED_BLOCK if fmt.least_group else PADDED_BLOCK * 2) and share % block:
+        if block >= (PADDED_BLOCK if cuts else PADDED_BLOCK * 2) and share % block:
             remedy = "; expert parallelism keeps experts whole" if moe else ""
             if not moe and fmt.scale_block[0] == 1:
                 remedy = "; some publishers pad the width before quantizing: then give the checkpoint's own config.json"

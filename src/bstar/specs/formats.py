@@ -21,8 +21,8 @@ class TensorFormat:
                       axis: (1, 0) is one scale per output channel, (0, 0) one per tensor
     zero_point_bits   bits of one zero point per scale block (asymmetric int4/int8)
     compute_dtype     dtype that the GEMM computes in, the key of the device's peak
-    least_group       smallest group that an engine cuts the groups of experts into where a rank's share of them is
-                      no whole number of groups (AWQ, GPTQ); 0: groups stay whole
+    least_group       smallest size that an engine cuts the groups or blocks of experts to where a rank's share of
+                      them is no whole number (AWQ, GPTQ, block fp8); 0: they stay whole
     activation_bits   bits of one activation element as the GEMM reads it
     """
 
@@ -64,7 +64,8 @@ FP8_CHANNEL = TensorFormat(
     name="fp8_channel", bits=8, compute_dtype="fp8", activation_bits=8, scale_bits=32, scale_block=(1, 0)
 )
 FP8_BLOCK = TensorFormat(
-    name="fp8_block", bits=8, compute_dtype="fp8", activation_bits=8, scale_bits=32, scale_block=(128, 128)
+    name="fp8_block", bits=8, compute_dtype="fp8", activation_bits=8, scale_bits=32, scale_block=(128, 128),
+    least_group=32,
 )
 MXFP8 = TensorFormat(name="mxfp8", bits=8, compute_dtype="fp8", activation_bits=8, scale_bits=8, scale_block=(1, 32))
 W8A16 = TensorFormat(name="w8a16", bits=8, compute_dtype="bf16", scale_bits=16, scale_block=(1, 0))

@@ -1,4 +1,4 @@
-"""Compressed and pooled sparse attention with hyper-connections: DeepSeek V4, GLM5-Next."""
+"""Compressed and pooled sparse attention with hyper-connections: DeepSeek V4, GLM5-Next, HY V4."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from bstar.codec.hf_config.decoder import Decoder, decoder
 from bstar.codec.hf_config.ffns import after_first, moe, typed_or
 from bstar.codec.hf_config.hybrids import FULL, LINEAR
-from bstar.codec.hf_config.mixers import MLA_TYPES, head_count, latent_attention, model_bits, sparse_indexers
+from bstar.codec.hf_config.mixers import MLA_TYPES, head_count, latent_attention, mla, model_bits, sparse_indexers
 from bstar.codec.hf_config.reader import MAX_CONTEXT, Reader
-from bstar.specs.attention import CompressedAttention, KimiDeltaAttention, Mixer, SparseIndexer
+from bstar.specs.attention import CompressedAttention, KimiDeltaAttention, LatentAttention, Mixer, SparseIndexer
 from bstar.specs.tensors import WeightTensor, vector
 
 _RATIO_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
@@ -46,9 +46,7 @@ def deepseek_v4(r: Reader) -> Decoder:
     r.find("num_hash_layers", "mlp_layer_types", "hc_sinkhorn_iters", "compress_rope_theta", "intermediate_size")
     hyper = _hyper_connections(h, streams)
     built.layers = [replace(layer, extra=layer.extra + hyper) for layer in built.layers]
-    built.head_tensors += (
-        WeightTensor(name="hc_head.hc_fn", role="other", rows=streams, columns=streams * h),
-        vector("hc_head.hc_base", "other", streams), vector("hc_head.hc_scale", "other", 1))
+    built.head_tensors += _hyper_head(h, streams)
     kinds = r.numbers("compress_ratios") or []
     last = built.layers[-1]
     if len(kinds) > len(built.layers) and isinstance(last.mixer, CompressedAttention) and not kinds[len(built.layers)]:
@@ -58,13 +56,20 @@ def deepseek_v4(r: Reader) -> Decoder:
     return built
 
 
-def _hyper_connections(hidden_size: int, streams: int) -> tuple[WeightTensor, ...]:
+def _hyper_head(hidden_size: int, streams: int) -> tuple[WeightTensor, ...]:
+    """The collapse of the residual streams before the final norm."""
+    return (WeightTensor(name="hc_head.hc_fn", role="other", rows=streams, columns=streams * hidden_size),
+            vector("hc_head.hc_base", "other", streams), vector("hc_head.hc_scale", "other", 1))
+
+
+def _hyper_connections(hidden_size: int, streams: int, *, mixes: int | None = None, scales: int = 3
+                       ) -> tuple[WeightTensor, ...]:
     """The mixing of residual streams before and after each sublayer."""
-    mix = streams * (2 + streams)
+    mix = streams * (2 + streams) if mixes is None else mixes
     return tuple(
         t for side in ("attn_hc", "ffn_hc") for t in (
             WeightTensor(name=f"{side}.fn", role="other", rows=mix, columns=streams * hidden_size),
-            vector(f"{side}.base", "other", mix), vector(f"{side}.scale", "other", 3)))
+            vector(f"{side}.base", "other", mix), vector(f"{side}.scale", "other", scales)))
 
 
 def glm5_next(r: Reader) -> Decoder:
@@ -88,6 +93,28 @@ def glm5_next(r: Reader) -> Decoder:
     built = decoder(r, mixers=mixers, ffns=moe(sparse=typed_or(after_first(3)), shared_count=("n_shared_experts",)))
     hyper = _hyper_connections(built.hidden_size, r.size("hc_mult", high=1024))
     built.layers = [replace(layer, extra=layer.extra + hyper) for layer in built.layers]
+    return built
+
+
+def hy_v4(r: Reader) -> Decoder:
+    """HY V4 (Hunyuan): gated sparse MLA with sinks, most layers reusing an indexer, independent hyper-connections."""
+
+    def indexers(reader: Reader, n: int) -> Sequence[SparseIndexer | None]:
+        kinds = reader.words("indexer_types", length=n, allowed=("full", "shared")) or [
+            "full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(n)]
+        return [SparseIndexer(num_heads=reader.size("index_n_heads"), head_dim=reader.size("index_head_dim"),
+                              top_k=reader.size("index_topk", high=MAX_CONTEXT), shared=k == "shared") for k in kinds]
+
+    def mixers(reader: Reader, n: int) -> Sequence[Mixer]:
+        return [replace(m, output_gate=True) for m in mla(indexers=indexers)(reader, n)
+                if isinstance(m, LatentAttention)]
+
+    built = decoder(r, mixers=mixers, ffns=moe(sparse=typed_or(after_first(1)), shared_count=("n_shared_experts",)))
+    h, streams = built.hidden_size, r.size("hc_mult", high=1024)
+    extra = (vector("self_attn.sinks", "attn", head_count(r), shard="column"),
+             *_hyper_connections(h, streams, mixes=2 * streams, scales=2))
+    built.layers = [replace(layer, extra=layer.extra + extra) for layer in built.layers]
+    built.head_tensors += _hyper_head(h, streams)
     return built
 
 

@@ -147,6 +147,7 @@ FAMILIES: dict[str, Family] = {
         ffns=moe(width=("intermediate_size",))),
     # Latent attention
     "axk1": recent.axk1,
+    "hy_v4": deepseek_v4.hy_v4,
     "longcat_flash": recent.longcat_flash,
     "youtu": partial(decoder, mixers=mla(), ffns=dense()),
     "minicpm3": partial(decoder, mixers=mla(), ffns=dense(bias="mlp_bias")),

@@ -82,6 +82,10 @@ WRAPPERS: dict[str, Wrapper] = {
                      tower_defaults=_CLIP_336),
     "llava_next": Wrapper(text_type="llama", vision_type="clip_vision_model", tower=vision.llava_next,
                           tower_defaults=_CLIP_336),
+    "llava_onevision": Wrapper(text_type="qwen2", vision_type="siglip_vision_model", tower=vision.llava_next),
+    "aya_vision": Wrapper(text_type="cohere2", vision_type="siglip_vision_model", tower=vision.aya),
+    "idefics3": Wrapper(text_type="llama", vision_type="idefics3_vision", tower=vision.idefics3),
+    "smolvlm": Wrapper(text_type="llama", vision_type="smolvlm_vision", tower=vision.idefics3),
     "lfm2_vl": Wrapper(text_type="lfm2", vision_type="siglip2_vision_model", tower=vision.lfm2_vl),
     "qwen2_5_omni_thinker": Wrapper(
         text_type="qwen2_5_omni_text", vision_type="qwen2_5_omni_vision_encoder", tower=vision.qwen2_5_vl,

@@ -76,7 +76,7 @@ def glm5_next(r: Reader, top: Reader, text_hidden: int) -> int:
 # -- SigLIP and Gemma ------------------------------------------------------------------------------
 
 
-def siglip(r: Reader, *, flat_patches: bool = False) -> int:
+def siglip(r: Reader, *, flat_patches: bool = False, head: bool = True) -> int:
     """A SigLIP tower: biases everywhere, learned positions, an attention-pooling head unless switched off."""
     h, width = r.size("hidden_size"), r.size("intermediate_size")
     patch = r.size("num_channels") * square(r, "patch_size")
@@ -84,7 +84,7 @@ def siglip(r: Reader, *, flat_patches: bool = False) -> int:
                  else (scalar(r, "image_size") // scalar(r, "patch_size")) ** 2)
     layers = layer_count(r, "num_hidden_layers")
     total = linear(patch, h) + positions * h + layers * transformer_block(h, width) + 2 * h
-    if r.flag("vision_use_head", default=True):
+    if head and r.flag("vision_use_head", default=True):
         ffn = linear(h, width) + linear(width, h)
         total += h + linear(h, 3 * h) + linear(h, h) + 2 * h + ffn
     return total
@@ -242,6 +242,19 @@ def cohere2(r: Reader, top: Reader, text_hidden: int) -> int:
     merged = r.size("hidden_size") * top.size("downsample_factor", default=2) ** 2
     width = top.size("alignment_intermediate_size", default=36864)
     return siglip(r) + linear(merged, width) + linear(width // 2, text_hidden)
+
+
+def aya(r: Reader, top: Reader, text_hidden: int) -> int:
+    """Aya Vision: SigLIP, pixel shuffle, a norm and a gated projector."""
+    merged = r.size("hidden_size") * top.size("downsample_factor", default=2) ** 2
+    width = top.size("alignment_intermediate_size", default=text_hidden)
+    return siglip(r) + 2 * merged + linear(merged, width) + linear(width // 2, text_hidden)
+
+
+def idefics3(r: Reader, top: Reader, text_hidden: int) -> int:
+    """Idefics 3, SmolVLM: SigLIP's blocks without its head, pixel shuffle, one projection."""
+    merged = r.size("hidden_size") * top.size("scale_factor", default=2) ** 2
+    return siglip(r, head=False) + merged * text_hidden
 
 
 def exaone4_5(r: Reader, top: Reader, text_hidden: int) -> int:

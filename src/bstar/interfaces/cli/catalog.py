@@ -72,12 +72,13 @@ def _devices(name: str | None, as_json: bool) -> None:
         return
     rows = [(d.id, f"{d.memory_bytes / 1e9:,.0f} GB", f"{d.bandwidth_bytes_per_s / 1e12:.2f} TB/s",
              *(_peak(d, t) for t in ("bf16", "fp8", "fp4")), _ridge(d),
-             format_usd(d.price.usd_per_hour) if d.price else "–", "assumed: " + ", ".join(d.unverified)
-             if d.unverified else "") for d in chosen]
+             format_usd(d.price.usd_per_hour) if d.price else "–", ", ".join(d.unverified)) for d in chosen]
     output.show(output.table(
-        ("device", "memory", "bandwidth", "bf16", "fp8", "fp4", "ridge", "$/h", ""), rows, left=(0, 8), fold=(8,)),
-        output.line("dense TFLOP/s; ridge: FLOP per byte in bf16 (fp16 where there is no bf16); prices are on demand, "
-                    "see the detail view for source and date", style="dim"))
+        ("device", "memory", "bandwidth", "bf16", "fp8", "fp4", "ridge", "$/h", "assumed"), rows,
+        left=(0, 8), fold=(8,), spare=(8,)),
+        output.line("dense TFLOP/s; ridge: FLOP per byte in bf16 (fp16 where there is no bf16); assumed: what no "
+                    "second source confirms; prices are on demand, see the detail view for source and date",
+                    style="dim"))
 
 
 def _peak(device: Any, dtype: str) -> str:
@@ -150,7 +151,7 @@ def _models(name: str | None, as_json: bool) -> None:
         ("model", "Hub id", "parameters", "active", "weights", "KV B/token", "context"),
         [(r["id"], r["hub_id"], format_count(r["parameters"]), format_count(r["active_parameters"]),
           r["weight_dtype"] or "–", f"{r['kv_bytes_per_token']:,.0f}" if r["kv_bytes_per_token"] is not None else "–",
-          f"{r['max_context']:,}" if r["max_context"] else "–") for r in rows], left=(0, 1), fold=(1,)))
+          f"{r['max_context']:,}" if r["max_context"] else "–") for r in rows], left=(0, 1), fold=(1,), spare=(1,)))
 
 
 def _model_row(entry: Any) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _compare(series: list[tuple[CurveSeries, dict[str, Any]]]) -> None:
                      f"{batch / expected_s:,.0f}"))
     columns = ("model", "GPUs", "context", "B*", "B_gemm", "B_c", "B_mem", "B_slo", "set", "floor", "expected", "tok/s")
     output.show(
-        output.table(columns, rows, left=(0, 1), fold=(0, 1)),
+        output.table(columns, rows, left=(0, 1), fold=(0, 1), spare=[columns.index("B_c"), columns.index("floor")]),
         output.line("set: recommended max_num_seqs; floor, expected and tok/s: one decode step at that batch. "
                     "One model, GPU and context at a time shows the whole curve; --plot draws all.", style="dim"),
         *[output.line(f"{s.model}, {s.device}, {s.context_tokens:,} tokens: {setting['reason']}", style="yellow")
@@ -217,7 +217,7 @@ def _show(series: list[tuple[CurveSeries, dict[str, Any]]]) -> None:
         parts += [
             output.heading(f"{s.model} · {s.context_tokens:,} tokens", s.note), output.line(f"  {marks}", style="dim"),
             output.table(("batch", "floor", "expected", "amortized", "tok/s", "per ×2", "", "region", ""), rows,
-                         left=(6, 7, 8))]
+                         left=(6, 7, 8), spare=(6,))]
     parts.append(output.line(
         "floor and expected: one decode step, what each user feels (TPOT); amortized: step / batch = 1 / throughput; "
         "per ×2: throughput gained by a doubling",

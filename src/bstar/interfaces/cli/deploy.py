@@ -183,7 +183,7 @@ def note_unknown(command: ParsedCommand, *, allow: bool) -> None:
     from bstar.codec.engine_flags import refused_flag
 
     for word in () if allow else command.unknown:
-        reason = refused_flag(command.engine, word)
+        reason = refused_flag(command.engine, word, version=command.version)
         if reason is not None:
             raise SpecError(f"--from-command: {reason}; --allow-unknown-flags goes on without it")
     if command.unknown:

@@ -30,6 +30,8 @@ prefix_options = apply(
     click.option("--prefix-hit-fraction", "--prefix-hit", "prefix_hit_fraction", type=FLOAT, metavar="F", hidden=True),
 )
 
+MOST_CLIENTS = 10_000_000
+
 # A load for a simulation has these too; closed forms look at the steady state.
 _RUN_LENGTH = {"num_requests": "--num-requests", "duration": "--duration", "seed": "--seed"}
 run_options = apply(
@@ -61,6 +63,8 @@ def take_slo(options: dict[str, Any]) -> Slo | None:
         if attainment is not None:
             raise SpecError("--attainment: is the share of requests that meet an SLO; give --slo with it")
         return None
+    if attainment is not None and 1 < attainment <= 100:
+        raise SpecError(f"--attainment: is a share of the requests, not a percentage; say {attainment / 100:g}")
     from bstar.specs.slo import parse_slo
 
     return parse_slo(text, attainment_fraction=attainment)
@@ -78,6 +82,9 @@ def take_workload(options: dict[str, Any], *, required: bool) -> Workload | None
         value = options.pop(name, None)
         if value is not None:
             shape[key] = value
+    if shape.get("concurrency", 1) > MOST_CLIENTS:
+        raise SpecError(f"--concurrency: {shape['concurrency']} clients are no load of a server; "
+                        f"at most {MOST_CLIENTS}")
     shape |= _prefix(options.pop("prefix", None))
     if shape.get("prefix_tokens") and "prefix_hit_fraction" not in shape:
         shape["prefix_hit_fraction"] = 1.0

@@ -83,6 +83,9 @@ class LazyGroup(click.Group):
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
+            code = 0
         except click.ClickException as error:
             code = _report(error.format_message(), error.exit_code if error.exit_code != 1 else 2)
         except BstarError as error:

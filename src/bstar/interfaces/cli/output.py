@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 MAX_WIDTH = 132
+_WIDEST = 1000
 
 
 def jsonable(value: Any) -> Any:
@@ -70,24 +71,41 @@ def _said() -> list[str]:
     return found
 
 
-def console() -> Console:
+def console(width: int | None = None) -> Console:
     """A rich console: colours only in a terminal, a fixed width in a pipe, so that output diffs cleanly."""
     from rich.console import Console
 
     if sys.stdout.isatty():
-        found = Console(highlight=False)
-        return found if found.width <= MAX_WIDTH else Console(highlight=False, width=MAX_WIDTH)
-    return Console(highlight=False, no_color=True, force_terminal=False, width=PIPE_WIDTH, file=sys.stdout)
+        found = Console(highlight=False, width=width)
+        return found if width is not None or found.width <= MAX_WIDTH else Console(highlight=False, width=MAX_WIDTH)
+    return Console(highlight=False, no_color=True, force_terminal=False, width=width or PIPE_WIDTH, file=sys.stdout)
 
 
 def show(*parts: RenderableType) -> None:
-    """Print renderables one under the other, without trailing blanks."""
+    """Print renderables one under the other, without trailing blanks.
+
+    No figure is ever cropped: a table that is wider than the terminal runs over its edge, as a shell's own would.
+    """
     out = console()
-    with out.capture() as captured:
-        for part in parts:
-            out.print(part, soft_wrap=getattr(part, "no_wrap", False) is True)
-    text = captured.get()
+    texts: list[str] = []
+    for part in parts:
+        least = _least_width(part, out)
+        target = out if least <= out.width else console(least)
+        with target.capture() as captured:
+            target.print(part, soft_wrap=getattr(part, "no_wrap", False) is True)
+        texts.append(captured.get())
+    text = "".join(texts)
     click.echo("\n".join(line.rstrip() for line in text.rstrip("\n").split("\n")), color=sys.stdout.isatty() or None)
+
+
+def _least_width(part: RenderableType, out: Console) -> int:
+    """Columns that a table needs to be whole: those of its columns that do not fold, the longest words of the rest."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    if not isinstance(part, Table):
+        return 0
+    return Measurement.get(out, out.options.update(max_width=_WIDEST), part).minimum
 
 
 def heading(title: str, detail: str = "") -> RenderableType:
@@ -116,33 +134,59 @@ def verbatim(text: str) -> RenderableType:
 
 def facts(rows: Iterable[Sequence[str]]) -> Table:
     """Label, value, note: the note is dim; a row may leave its note out."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    whole = [tuple((*row, "", "")[:3]) for row in rows]
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(no_wrap=True, min_width=max((2 + cell_len(label) for label, _, _ in whole), default=0))
+    grid.add_column(no_wrap=True, min_width=max((cell_len(v) for _, v, _ in whole), default=0), justify="right")
     grid.add_column(overflow="fold")
-    for row in rows:
-        label, value, note = (*row, "", "")[:3]
+    for label, value, note in whole:
         grid.add_row(Text("  " + label), Text(value, style="bold"), Text(note, style="dim"))
     return grid
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), fold: Sequence[int] = ()
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), fold: Sequence[int] = (),
+    spare: Sequence[int] = (),
 ) -> Table:
-    """A table with a rule under the header; columns are right-aligned but for `left`, and kept whole but for `fold`."""
+    """A table with a rule under the header; columns are right-aligned but for `left`, and kept whole but for `fold`.
+
+    spare   columns that are left out, in this order, and named under the table where the width is short
+    """
+    out = console()
+    cells = [tuple(row) for row in rows]
+    for count in range(len(spare) + 1):
+        for gap in (3, 2):
+            found = _table(columns, cells, left=left, fold=fold, dropped=spare[:count], gap=gap)
+            if _least_width(found, out) <= out.width:
+                return found
+    return found
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int], fold: Sequence[int],
+    dropped: Sequence[int], gap: int,
+) -> Table:
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False, header_style="bold")
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, gap - 2), show_edge=False, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
-        out.add_column(Text(name), justify="left" if index in left else "right", overflow="fold",
-                       no_wrap=index not in fold)
+        if index not in dropped:
+            whole = None if index in fold else max(cell_len(c) for c in (name, *(row[index] for row in rows)))
+            out.add_column(Text(name), justify="left" if index in left else "right", overflow="fold",
+                           no_wrap=index not in fold, min_width=whole)
     for row in rows:
-        out.add_row(*[Text(cell) for cell in row])
+        out.add_row(*[Text(cell) for index, cell in enumerate(row) if index not in dropped])
+    named = ", ".join(columns[index] for index in sorted(dropped) if columns[index])
+    if named:
+        out.caption = Text(f"left out for want of width: {named}; a wider terminal or --json has all", style="dim")
+        out.caption_justify = "left"
     return out
 
 

@@ -36,7 +36,22 @@ class Parsed(_ParamType):
 
 SIZE = Parsed("size", units.parse_bytes)
 SECONDS = Parsed("time", units.parse_seconds)
-RATE = Parsed("rate", units.parse_rate)
+
+
+def _rate(text: str, *, field: str) -> float:
+    found = 0.0 if text.strip().startswith("-") else units.parse_rate(text, field=field)
+    if found <= 0:
+        raise UnitError(f"{field}: must be more than 0 requests per second, is {text!r}")
+    if not _SLOWEST_PER_S <= found <= _FASTEST_PER_S:
+        raise UnitError(f"{field}: {text!r} is no load of a server; give {_SLOWEST_PER_S:g} to {_FASTEST_PER_S:g} "
+                        "requests per second")
+    return found
+
+
+_SLOWEST_PER_S, _FASTEST_PER_S = 1e-6, 1e7  # a request in eleven days; ten times the largest services known
+
+
+RATE = Parsed("rate", _rate)
 COUNT = Parsed("n", units.parse_count)
 ENGINE_INT = Parsed("n", engine_int)
 FLOAT = Parsed("f", engine_float)

@@ -247,7 +247,9 @@ def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
         ("bound by", [_BOUNDS.get(c.bound_by, c.bound_by) for c in shown]),
     ]
     rows = list(zip(*(cells for _, cells in columns), strict=True))
-    return output.table([name for name, _ in columns], rows, left=(*left, len(columns) - 1))
+    names = [name for name, _ in columns]
+    return output.table(names, rows, left=(*left, len(columns) - 1),
+                        spare=[names.index(name) for name in ("bound by", "$/Mtok")])
 
 
 def _replica(c: Candidate) -> str:
