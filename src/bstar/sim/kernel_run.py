@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Requests up to which every step is kept: about 300 bytes a request.
+MOST_LOGGED = 2_000_000
 # Slices of simulated time between looks at the progress bar and at Ctrl-C.
 _SLICES = 200
 
@@ -40,21 +42,23 @@ def run_kernel(
         deployed.deployment, max_tokens=settings.max_num_batched_tokens, max_sequences=settings.max_num_seqs,
         one_rank=True, model=deployed.model)
     load = kernel_load(settings, traffic)
-    engine = KernelEngine(settings, cost, load, keep_runs=True)
+    keep = traffic.num_requests <= MOST_LOGGED
+    engine = KernelEngine(settings, cost, load, keep_runs=keep)
     steps = LogFold(deployed.model, cost, kv_blocks=settings.num_blocks - 1, block_size=settings.block_size,
-                    expected_rows=3 * traffic.num_requests + 1024)
+                    expected_rows=4 * traffic.num_requests + 1024 if keep else 1)
     engine.sink = steps.fold
     interrupted = False
     try:
         _advance(engine, traffic, until_s, progress)
     except KeyboardInterrupt:
         interrupted = True
-    steps.fold(engine.runs, engine.gaps_s)
+    if keep:
+        steps.fold(engine.runs, engine.gaps_s)
     made = _made_tokens(engine, traffic, settings.max_model_len)
     return EngineRun(
-        arrival_s=np.array(engine.load.arrival_s, dtype=float), scheduled_s=engine.out.scheduled_s,
+        arrival_s=engine.load.arrival_s, scheduled_s=engine.out.scheduled_s,
         first_token_s=engine.out.first_token_s, finish_s=engine.out.finish_s, made_tokens=made,
-        preemptions=engine.out.preemptions.astype(np.int64), cached_tokens=engine.out.cached_tokens.astype(np.int64),
+        preemptions=engine.out.preemptions, cached_tokens=engine.out.cached_tokens,
         log=steps.log(), interrupted=interrupted, implementation="kernel",
     )  # fmt: skip
 
@@ -95,7 +99,7 @@ def _made_tokens(engine: Any, traffic: Traffic, max_model_len: int) -> Ints:
     """Tokens made by finished requests; of unfinished ones those that are sure: 1 where there is a first token."""
     asked = np.minimum(traffic.output_tokens, np.maximum(max_model_len - traffic.input_tokens, 1))
     finished, begun = ~np.isnan(engine.out.finish_s), ~np.isnan(engine.out.first_token_s)
-    made: Ints = np.where(finished, asked, begun.astype(np.int64)).astype(np.int64)
+    made: Ints = np.where(finished, asked, begun)
     return made
 
 

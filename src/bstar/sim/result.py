@@ -15,6 +15,7 @@ from bstar.metrics.summary import RunSummary, summarize
 from bstar.sim.series import TimeSeries, time_series
 from bstar.sim.steady import Steadiness, steadiness
 from bstar.sim.steps import StepLog
+from bstar.sim.stepwise import Counts
 from bstar.specs.slo import Slo
 
 Floats = NDArray[np.float64]
@@ -58,8 +59,8 @@ class SimResult:
     finish_s: Floats
     input_tokens: Ints
     output_tokens: Ints
-    num_preemptions: Ints
-    cached_tokens: Ints
+    num_preemptions: Counts
+    cached_tokens: Counts
     replica: Ints
     rejected: NDArray[np.bool_]
     measured: NDArray[np.bool_]
@@ -81,10 +82,11 @@ class SimResult:
     @cached_property
     def records(self) -> RequestRecords:
         """The measured requests, for `bstar.metrics`."""
-        return RequestRecords(
+        everyone = RequestRecords(
             sent_s=self.arrival_s, first_token_s=self.first_token_s, finish_s=self.finish_s,
             input_tokens=self.input_tokens, output_tokens=self.output_tokens,
-        ).take(self.measured)  # fmt: skip
+        )  # fmt: skip
+        return everyone if self.measured.all() else everyone.take(self.measured)
 
     @property
     def gaps(self) -> TokenGaps:

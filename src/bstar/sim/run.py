@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.sim.deployed import DeployedEngine, deployed_engine
-from bstar.sim.kernel_run import prepare
+from bstar.sim.kernel_run import MOST_LOGGED, prepare
 from bstar.sim.result import SimResult, Timing
 from bstar.sim.steps import merged
-from bstar.sim.stepwise import EngineRun, Progress
+from bstar.sim.stepwise import Counts, EngineRun, Progress
 from bstar.sim.ways import Implementation, Way, way_of
 from bstar.specs.deployment import Deployment
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic, is_constant
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_COUNTS = ("made_tokens", "preemptions", "cached_tokens")
 
 
 def simulate(
@@ -83,7 +86,8 @@ def _accepted(traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: floa
     if traffic.concurrency is not None and not traffic.has_sessions:
         # A client whose request is refused sends the next one.
         moved = replace(moved, arrival_s=traffic.arrival_s[: index.size])
-    return replace(moved, arrival_s=moved.arrival_s + per_request_s, think_s=moved.think_s + per_request_s), index
+    think_s = moved.think_s[:1] if is_constant(moved.think_s) else moved.think_s
+    return replace(moved, arrival_s=moved.arrival_s + per_request_s, think_s=think_s + per_request_s), index
 
 
 def _taken(traffic: Traffic, index: Ints) -> Traffic:
@@ -136,9 +140,34 @@ def _notes(
         notes.append(f"{cut:,} answers end early at max_model_len ({engine.max_model_len:,} tokens)")
     if engine.num_speculative_tokens and way.name != "speculative":
         notes.append("speculative decoding is not simulated: every step makes one token a sequence")
+    if way.compiled and traffic.num_requests > MOST_LOGGED:
+        notes.append(f"of more than {MOST_LOGGED:,} requests the steps are not kept: no ITL, KV use, MBU, MFU, series")
     if replicas > 1:
         notes.append(f"{replicas} engines take requests in turn")
     return tuple(notes)
+
+
+def _columns(
+    count: int, parts: list[tuple[Ints, EngineRun]]
+) -> tuple[dict[str, Floats], dict[str, Counts], Ints]:
+    """Seconds, counts and engine of every request; a lone engine that took all of them is not copied."""
+    names = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
+    if len(parts) == 1 and parts[0][0].size == count:
+        run = parts[0][1]
+        return (
+            {name: getattr(run, name) for name in names}, {name: getattr(run, name) for name in _COUNTS},
+            np.broadcast_to(np.zeros(1, dtype=np.int64), (count,)),
+        )  # fmt: skip
+    seconds = {name: np.full(count, np.nan) for name in names}
+    counts: dict[str, Counts] = {name: np.zeros(count, dtype=np.int64) for name in _COUNTS}
+    replica = np.full(count, -1, dtype=np.int64)
+    for number, (where, run) in enumerate(parts):
+        for name, out in seconds.items():
+            out[where] = getattr(run, name)
+        for name, found in counts.items():
+            found[where] = getattr(run, name)
+        replica[where] = number
+    return seconds, counts, replica
 
 
 def _gathered(
@@ -146,28 +175,18 @@ def _gathered(
     policy: str, slo: Slo | None, notes: tuple[str, ...],
 ) -> SimResult:  # fmt: skip
     """The runs of all replicas as one result, in the order of the traffic."""
-    n = traffic.num_requests
-    seconds = {name: np.full(n, np.nan) for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")}
-    counts = {name: np.zeros(n, dtype=np.int64) for name in ("made_tokens", "preemptions", "cached_tokens")}
-    replica = np.full(n, -1, dtype=np.int64)
-    for number, (where, run) in enumerate(parts):
-        for name, out in seconds.items():
-            out[where] = getattr(run, name)
-        for name, count in counts.items():
-            count[where] = getattr(run, name)
-        replica[where] = number
-    seconds["arrival_s"] -= deployed.per_request_s
-    exact = np.isclose(seconds["arrival_s"], traffic.arrival_s, rtol=1e-12, atol=1e-9)  # but for rounding
-    seconds["arrival_s"][exact] = traffic.arrival_s[exact]
+    seconds, counts, replica = _columns(traffic.num_requests, parts)
+    sent = seconds["arrival_s"] - deployed.per_request_s
+    exact = np.abs(sent - traffic.arrival_s) <= 1e-9  # but for rounding
+    seconds["arrival_s"] = np.where(exact, traffic.arrival_s, sent)
     measured = ~rejected & ~np.isnan(seconds["arrival_s"])
     measured[: traffic.warmup_requests] = False
     return SimResult(
         arrival_s=seconds["arrival_s"], scheduled_s=seconds["scheduled_s"], first_token_s=seconds["first_token_s"],
         finish_s=seconds["finish_s"], input_tokens=np.ascontiguousarray(traffic.input_tokens),
-        output_tokens=counts["made_tokens"],
-        num_preemptions=counts["preemptions"], cached_tokens=counts["cached_tokens"], replica=replica,
-        rejected=rejected, measured=measured, steps=merged([run.log for _, run in parts]), slo=slo,
-        open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, policy=policy,
-        engine=parts[0][1].implementation, front_end_s=deployed.per_request_s,
-        interrupted=any(run.interrupted for _, run in parts), notes=notes,
+        output_tokens=counts["made_tokens"].astype(np.int64, copy=False), num_preemptions=counts["preemptions"],
+        cached_tokens=counts["cached_tokens"], replica=replica, rejected=rejected, measured=measured,
+        steps=merged([run.log for _, run in parts]), slo=slo, open_loop=traffic.is_open_loop,
+        concurrency=traffic.concurrency, policy=policy, engine=parts[0][1].implementation,
+        front_end_s=deployed.per_request_s, interrupted=any(run.interrupted for _, run in parts), notes=notes,
     )  # fmt: skip

@@ -27,6 +27,7 @@ from bstar.traffic.load import Traffic
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Counts = NDArray[np.int64] | NDArray[np.int32]
 Progress = Callable[[int, int, float], None]  # requests finished, of how many, the clock
 Figures = Callable[[BatchShape], StepFigures]
 
@@ -42,9 +43,9 @@ class EngineRun:
     scheduled_s: Floats
     first_token_s: Floats
     finish_s: Floats
-    made_tokens: Ints
-    preemptions: Ints
-    cached_tokens: Ints
+    made_tokens: Counts
+    preemptions: Counts
+    cached_tokens: Counts
     log: StepLog
     interrupted: bool = False
     implementation: str = "reference"

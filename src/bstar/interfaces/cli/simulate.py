@@ -249,7 +249,10 @@ def _show_comparison(built: Deployment, load: Traffic, comparison: Comparison) -
     from bstar.metrics.definitions import METRICS
 
     rows = []
+    plain = all(r.slo is None or r.slo.is_empty for r in comparison.results)
     for name in comparison.rows:
+        if plain and name in ("goodput_requests_per_s", "slo_attainment_fraction"):
+            continue
         metric, _, part = name.partition(".")
         found = METRICS[metric]
         cells = []
@@ -258,7 +261,7 @@ def _show_comparison(built: Deployment, load: Traffic, comparison: Comparison) -
             cells.append(_figure(value, found.unit))
             if i:
                 gain = comparison.gain(i, name)
-                cells.append("" if gain is None else f"{gain:,.3g}×")
+                cells.append("" if gain is None else f"{gain:,.0f}×" if gain >= 100 else f"{gain:,.3g}×")
         rows.append((f"{found.label} {part}".strip(), *cells))
     columns = ["", comparison.names[0]]
     for name in comparison.names[1:]:
