@@ -31,13 +31,17 @@ _SAMPLED: Final = frozenset({("sampled", None)})
 _PHASE: Final[dict[Statistic, int]] = {("decode_tokens", None): 1, ("prefill_tokens", None): 2}
 
 
-def step_cost(deployment: Deployment, *, max_tokens: int, max_sequences: int, one_rank: bool = False) -> StepCost:
+def step_cost(
+    deployment: Deployment, *, max_tokens: int, max_sequences: int, one_rank: bool = False,
+    model: StepModel | None = None,
+) -> StepCost:  # fmt: skip
     """Step times of steps of up to `max_tokens` tokens of up to `max_sequences` sequences.
 
     one_rank   these are counts of one attention-data-parallel rank; else of the replica
+    model      step times that differ from the deployment's own: a calibrated model
     """
     ranks = deployment.parallel.attention_dp
-    return _Sorter(step_model(deployment), ranks, one_rank).cost(max_tokens, max_sequences)
+    return _Sorter(model or step_model(deployment), ranks, one_rank).cost(max_tokens, max_sequences)
 
 
 class _Sorter:
