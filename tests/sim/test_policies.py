@@ -416,6 +416,13 @@ def test_a_deployment_runs_under_every_policy(text: str) -> None:
     assert out.made_tokens.tolist() == [20, 30, 20, 10] and np.isfinite(out.finish_s).all()
 
 
+def test_trtllm_refuses_a_prompt_longer_than_a_step() -> None:
+    deployed = deployed_engine(bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="trtllm"))
+    assert not deployed.settings.enable_chunked_prefill
+    with pytest.raises(SpecError, match="max_num_batched_tokens"):
+        run_of("trtllm-no-evict")(deployed, load_of([0.0], [9000], [10]), math.inf, None)
+
+
 def test_a_request_that_cannot_be_served_is_named() -> None:
     with pytest.raises(SpecError, match="never"):
         run(trtllm(), replace(BASE, num_blocks=11), load_of([0.0], [30], [30]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from bstar.sim.kernel.closed_forms import run_s, span_reach, steps_to_reach, steps_with_blocks
-from bstar.sim.kernel.compiled import entry, part
+from bstar.sim.kernel.compiled import entry, inlined, part
 from bstar.sim.kernel.cost import CACHED, DECODE, FIRST_SPAN, PROMPT, SEQUENCES, StepCost, add_chunk, mixed_step_s
 from bstar.sim.kernel.policy_state import (
     ALIVE,
@@ -96,7 +96,9 @@ def advance_policy(
         n[VICTIMS] = 0
         if rules.scheme == SGLANG:
             if n[ALIVE] == 0:
-                look(s)
+                n[POLLS] = 0
+                if n[LOOKED] < n[ARRIVED]:
+                    look(s)
             if plan_sglang(rules, requests, s):
                 return ENDLESS
         else:
@@ -139,14 +141,14 @@ def advance_policy(
     return ENDED
 
 
-@part
+@inlined
 def _arrivals(requests: Requests, s: PolicyState, planned_at: float) -> None:
     n = s.n
     while n[ARRIVED] < n[EXPECTED] and requests.arrival_s[s.order[n[ARRIVED]]] <= planned_at * TIE:
         n[ARRIVED] += 1
 
 
-@part
+@inlined
 def _start_step(
     rules: Rules, requests: Requests, s: PolicyState, cost: StepCost, rows: Floats, keep: bool, start_s: float
 ) -> tuple[int, int]:
@@ -207,14 +209,14 @@ def _start_step(
     return prompts, samples
 
 
-@part
+@inlined
 def _collect(s: PolicyState, samples: int) -> None:
     for i in range(samples):
         s.flight[i] = s.fit[i]
     s.n[FLIGHT] = samples
 
 
-@part
+@inlined
 def _end_step(
     requests: Requests, s: PolicyState, rows: Floats, gaps: Floats, keep: bool, count: int, row: int,
     step_start_s: float, now: float, rules: Rules,
@@ -290,7 +292,7 @@ def _send(requests: Requests, s: PolicyState, now: float) -> None:
     n[EXPECTED] += 1
 
 
-@part
+@inlined
 def _extend(
     rules: Rules, requests: Requests, s: PolicyState, cost: StepCost, rows: Floats, gaps: Floats, keep: bool,
     start_s: float, until_s: float,
@@ -361,20 +363,22 @@ def _extend(
     t[SEEN] = begun + run_s(base_s, slope_s, steps - 1)
     t[FLIGHT_START] = t[SEEN]
     n[FLIGHT_ROW] = n[ROWS] - 1
+    ends = False
     for i in range(count):
         r = s.step[i]
         s.last_s[r] = t[SEEN] if rules.pipelined else t[NOW]
         if not rules.pipelined and s.known[r] - requests.prompt[r] >= requests.output[r]:
             s.gone[r] = 1
+            ends = True
     n[STEPS] += steps
     if rules.scheme == SGLANG:
         n[DECAYS] += steps
         n[POLLS] = (n[POLLS] + steps) % rules.recv_interval
-    if not rules.pipelined:
+    if not rules.pipelined and ends:
         _leave(rules, requests, s, count)
 
 
-@part
+@inlined
 def _steps_before(
     arrival_s: float, rules: Rules, base_s: float, slope_s: float, start_s: float, now: float, most: int
 ) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bstar.sim.kernel.compiled import part
+from bstar.sim.kernel.compiled import inlined
 from bstar.sim.kernel.policy_state import FREE, HEAD, STEP, WAITING, PolicyState, Rules
 
 
-@part
+@inlined
 def push_last(s: PolicyState, request: int) -> None:
     """At the end of the queue."""
     at = s.n[HEAD] + s.n[WAITING]
@@ -16,7 +16,7 @@ def push_last(s: PolicyState, request: int) -> None:
     s.n[WAITING] += 1
 
 
-@part
+@inlined
 def push_first(s: PolicyState, request: int) -> None:
     """At the head of the queue."""
     at = s.n[HEAD] - 1
@@ -27,7 +27,7 @@ def push_first(s: PolicyState, request: int) -> None:
     s.n[WAITING] += 1
 
 
-@part
+@inlined
 def pop_first(s: PolicyState) -> int:
     """Take the head of the queue."""
     request = s.queue[s.n[HEAD]]
@@ -38,7 +38,7 @@ def pop_first(s: PolicyState) -> int:
     return request
 
 
-@part
+@inlined
 def enter(rules: Rules, s: PolicyState, request: int, tokens: int) -> None:
     """`tokens` for a request in the step being planned, with the blocks they need."""
     after = min(s.computed[request] + tokens, rules.max_model_len)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bstar.sim.kernel.compiled import part
+from bstar.sim.kernel.compiled import inlined, part
 from bstar.sim.kernel.policy_queue import enter, pop_first, push_first, push_last
 from bstar.sim.kernel.policy_state import (
     ALIVE,
@@ -28,7 +28,7 @@ from bstar.sim.kernel.policy_state import (
 )
 
 
-@part
+@inlined
 def ratio_of(rules: Rules, s: PolicyState) -> float:
     """Share of the running answers' room that admission keeps free."""
     decays = s.n[DECAYS]
@@ -46,13 +46,15 @@ def look(s: PolicyState) -> None:
         s.n[LOOKED] += 1
 
 
-@part
+@inlined
 def plan_sglang(rules: Rules, requests: Requests, s: PolicyState) -> int:
     """Fill s.step and s.take; returns 1 where a request outgrows the cache."""
     n = s.n
     n[POLLS] += 1000 if n[PREFILLED] > 0 else 1
     if n[POLLS] >= rules.recv_interval:
-        look(s)
+        n[POLLS] = 0
+        if n[LOOKED] < n[ARRIVED]:
+            look(s)
     shrunk = False
     for i in range(n[PREFILLED]):
         r = s.prefilled[i]
@@ -66,15 +68,19 @@ def plan_sglang(rules: Rules, requests: Requests, s: PolicyState) -> int:
     n[PREFILLED] = 0
     if shrunk:
         n[FULL_BATCH] = 0
-    if not _prefill(rules, requests, s) and _decode(rules, requests, s):
-        return 1
-    if n[STEP] == 0 and n[VICTIMS] == 0:
-        look(s)
-        _prefill(rules, requests, s)
+    for attempt in range(2):
+        if attempt == 1:
+            if n[STEP] > 0 or n[VICTIMS] > 0:
+                break
+            look(s)  # the batch was found empty: the loop comes round at once
+        if _prefill(rules, requests, s):
+            break
+        if attempt == 0 and _decode(rules, requests, s):
+            return 1
     return 0
 
 
-@part
+@inlined
 def _prefill(rules: Rules, requests: Requests, s: PolicyState) -> bool:
     n = s.n
     if (n[FULL_BATCH] or n[WAITING] == 0) and n[CHUNKED] < 0:
@@ -145,7 +151,7 @@ def _prefill(rules: Rules, requests: Requests, s: PolicyState) -> bool:
     return _fill(rules, s, chosen)
 
 
-@part
+@inlined
 def _fill(rules: Rules, s: PolicyState, chosen: int) -> bool:
     n, size = s.n, rules.block_size
     riders, pages = 0, 0
@@ -189,7 +195,7 @@ def _fill(rules: Rules, s: PolicyState, chosen: int) -> bool:
     return True
 
 
-@part
+@inlined
 def _decode(rules: Rules, requests: Requests, s: PolicyState) -> bool:
     n, size = s.n, rules.block_size
     before, left, pages = n[BATCH], 0, 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bstar.sim.kernel.compiled import part
+from bstar.sim.kernel.compiled import inlined, part
 from bstar.sim.kernel.policy_queue import enter, pop_first, push_first
 from bstar.sim.kernel.policy_state import (
     ALIVE,
@@ -20,7 +20,7 @@ from bstar.sim.kernel.policy_state import (
 )
 
 
-@part
+@inlined
 def plan_trtllm(rules: Rules, requests: Requests, s: PolicyState) -> None:
     """Fill s.step and s.take. s.batch holds the requests in flight, in order."""
     n = s.n
@@ -36,23 +36,23 @@ def plan_trtllm(rules: Rules, requests: Requests, s: PolicyState) -> None:
     _fill(rules, s, fitting)
 
 
-@part
+@inlined
 def ending(requests: Requests, s: PolicyState, r: int) -> bool:
     """Whether its last token is being made."""
     return s.promised[r] > 0 and s.known[r] + s.promised[r] >= requests.prompt[r] + requests.output[r]
 
 
-@part
+@inlined
 def _blocks(rules: Rules, tokens: int) -> int:
     return (min(tokens, rules.max_model_len) + rules.block_size - 1) // rules.block_size
 
 
-@part
+@inlined
 def _to_completion(rules: Rules, requests: Requests, s: PolicyState, r: int) -> int:
     return max(_blocks(rules, requests.prompt[r] + requests.grants[r]) - s.held[r], 0)
 
 
-@part
+@inlined
 def _no_evict(rules: Rules, requests: Requests, s: PolicyState) -> int:
     n, left, fitting = s.n, s.n[FREE], 0
     for i in range(n[BATCH]):
@@ -82,7 +82,7 @@ def _no_evict(rules: Rules, requests: Requests, s: PolicyState) -> int:
     return fitting
 
 
-@part
+@inlined
 def _max_utilization(rules: Rules, requests: Requests, s: PolicyState) -> int:
     n, fitting, taken, at = s.n, 0, 0, 0
     last = n[BATCH]
@@ -126,7 +126,7 @@ def _max_utilization(rules: Rules, requests: Requests, s: PolicyState) -> int:
     return fitting
 
 
-@part
+@inlined
 def _fill(rules: Rules, s: PolicyState, fitting: int) -> None:
     used, prompts = 0, 0
     for i in range(fitting):

@@ -129,7 +129,8 @@ def run_fast(
     settings = deployed.settings
     widest = max(settings.token_budget, settings.max_model_len if _whole_prompts(settings, options) else 0)
     seats = settings.seat_limit
-    cost = step_cost(deployed.deployment, max_tokens=widest + seats, max_sequences=2 * seats)
+    cost = step_cost(
+        deployed.deployment, max_tokens=widest + seats, max_sequences=2 * seats, one_rank=True, model=deployed.model)
     kernel = policy_kernel(settings, options, traffic, cost)
     interrupted, slice_s = False, max(traffic.span_s / _SLICES, 1.0)
     horizon = float(np.nanmin(traffic.arrival_s))

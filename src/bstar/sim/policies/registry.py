@@ -26,7 +26,7 @@ from bstar.sim.policies.options import options_from, split_policy
 from bstar.sim.policies.sglang import SglangOptions, SglangScheduler
 from bstar.sim.policies.speculative import SpeculationOptions, SpeculativeScheduler
 from bstar.sim.policies.swap import SwapOptions, SwapScheduler
-from bstar.sim.policies.trtllm import TrtllmOptions, TrtllmScheduler
+from bstar.sim.policies.trtllm import TrtllmOptions, TrtllmScheduler, check_prompts
 from bstar.sim.scheduler import Scheduler
 from bstar.sim.settings import SchedulerSettings
 from bstar.sim.stepwise import EngineRun, Figures, Progress, ReferenceEngine
@@ -61,14 +61,15 @@ def engine_policy(engine: str) -> str:
     return engine_scheduling(engine)
 
 
-def run_of(text: str) -> PolicyRun:
+def run_of(text: str, implementation: str = "auto") -> PolicyRun:
     """A function that runs a load under policy NAME[:key=value,…].
 
-    engine=reference is an option of each: the readable scheduler, step by step.
+    implementation   "reference" (readable, step by step), "kernel" (compiled), "auto": the kernel where it can;
+                     an option of each policy too: engine=reference
     Raises SpecError for a name or an option that is not known (an option's value is read when the run starts).
     """
     name, given = split_policy(text)
-    engine_choice = given.pop("engine", "auto")
+    engine_choice = given.pop("engine", implementation)
     if engine_choice not in ("auto", "reference", "kernel"):
         raise SpecError(f"policy: engine must be auto, reference or kernel, is {engine_choice!r}")
     if name not in _BUILDERS:
@@ -76,6 +77,8 @@ def run_of(text: str) -> PolicyRun:
 
     def run(deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None) -> EngineRun:
         built = _BUILDERS[name](deployed, given)
+        if isinstance(built.fast, TrtllmOptions):
+            check_prompts(built.settings, load)
         fast = built.fast
         if fast is not None and engine_choice != "reference" and can_run_fast(built.settings, load):
             return run_fast(deployed, fast, load, until_s, progress)

@@ -21,6 +21,7 @@ from bstar.errors import SpecError
 from bstar.sim.policies.plan import PolicyPlan
 from bstar.sim.scheduler import Request, Scheduler
 from bstar.sim.settings import SchedulerSettings
+from bstar.traffic.load import Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,16 @@ class TrtllmOptions:
             )
         if self.chunk_unit is not None and self.chunk_unit < 1:
             raise SpecError(f"chunk_unit: must be at least 1, is {self.chunk_unit}")
+
+
+def check_prompts(settings: SchedulerSettings, load: Traffic) -> None:
+    """Raises SpecError where a prompt fits no step: TensorRT-LLM refuses it unless context is chunked."""
+    longest = int(load.input_tokens.max())
+    if not settings.enable_chunked_prefill and longest > settings.token_budget:
+        raise SpecError(
+            f"max_num_batched_tokens: TensorRT-LLM takes no prompt longer than a step ({settings.token_budget:,} tokens) "
+            f"without chunked context; the longest here has {longest:,}: raise it, or enable chunked prefill"
+        )
 
 
 class TrtllmScheduler(Scheduler):
