@@ -135,3 +135,60 @@ def test_what_does_not_fit_is_exit_code_1(bstar: Run) -> None:
     done = bstar("simulate", "llama-3.1-70b", "--gpu", "h100-sxm-80gb", *LOAD)
     assert done.exit_code == 1
     assert "does not fit" in done.stderr
+
+
+def test_several_engines(bstar_json: Run) -> None:
+    load = ("--input", "400", "--output", "100", "--rate", "30", "--num-requests", "300")
+    alone = bstar_json(*BASE, *load)
+    four = bstar_json(*BASE, *load, "--replicas", "4", "--router", "least-outstanding")
+    assert set(four) >= KEYS
+    assert four["tpot_s"]["mean"] < alone["tpot_s"]["mean"]
+    pools = bstar_json(*BASE, *load, "--prefill-replicas", "1", "--decode-replicas", "2")
+    assert pools["output_tokens"] == 300 * 100
+    gain = bstar_json(*BASE, *load, "--compare", "mixed,disaggregated")["gain"]["disaggregated"]
+    assert gain["tpot_s.mean"] > 0
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("--prefill-replicas", "1"), "--decode-replicas"),
+    (("--kv-link", "50GB/s"), "--prefill-replicas"),
+    (("--replicas", "2", "--router", "magic"), "magic"),
+    (("--replicas", "2", "--policy", "static"), "--policy"),
+    (("--replicas", "2", "--compare", "static,continuous"), "one engine"),
+    (("--fail", "x"), "x"),
+])  # fmt: skip
+def test_contradictions_of_several_engines(bstar: Run, args: tuple[str, ...], says: str) -> None:
+    done = bstar(*BASE, *LOAD, *args)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("policy", [
+    "static", "unchunked", "sglang", "sglang-mixed", "trtllm-no-evict", "trtllm-max-utilization", "swap",
+    "continuous:watermark_fraction=0.05,max_num_active_seqs=16",
+])  # fmt: skip
+def test_every_policy_serves_every_request(bstar_json: Run, policy: str) -> None:
+    sheet = bstar_json(*BASE, "--input", "300", "--output", "uniform:1-60", "--rate", "20", "--num-requests", "80",
+                       "--policy", policy)
+    assert sheet["num_finished"] == 80
+    assert sheet["policy"] == policy
+    assert sheet["itl_s"]["count"] == sheet["output_tokens"] - 80
+
+
+def test_an_interrupt_prints_what_happened(bstar_json: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bstar.sim.engine import KernelEngine
+
+    advance, calls = KernelEngine.advance, []
+
+    def stopped(self: KernelEngine, until_s: float) -> bool:
+        calls.append(until_s)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        return advance(self, until_s)
+
+    bstar_json(*BASE, *LOAD)  # compiled and warm
+    monkeypatch.setattr(KernelEngine, "advance", stopped)
+    sheet = bstar_json(*BASE, *LOAD)
+    assert sheet["interrupted"] is True
+    assert 0 < sheet["num_finished"] < 400

@@ -25,8 +25,8 @@ Ints = NDArray[np.int64]
 
 # Requests up to which every step is kept: about 300 bytes a request.
 MOST_LOGGED = 2_000_000
-# Slices of simulated time between looks at the progress bar and at Ctrl-C.
-_SLICES = 200
+# Seconds between looks at the progress bar and at Ctrl-C.
+_SLICE_WALL_S = 0.2
 
 
 def run_kernel(
@@ -81,18 +81,19 @@ def _serve_two() -> None:
 
 
 def _advance(engine: Any, traffic: Traffic, until_s: float, progress: Progress | None) -> None:
-    """Run in slices of simulated time; the next slice is as long as the run has shown to need."""
+    """Run in slices of simulated time that take about `_SLICE_WALL_S`: a bar moves, and Ctrl-C is heard."""
     total = traffic.num_requests
-    slice_s = max(traffic.span_s / _SLICES, 1.0)
+    slice_s = max(traffic.span_s / 64.0, 1.0)
     horizon = float(np.nanmin(traffic.arrival_s))
     while True:
         horizon = min(horizon + slice_s, until_s)
+        begun = time.perf_counter()
         done = engine.advance(horizon)
         if progress is not None:
             progress(int(engine.num_finished), total, float(engine.now_s))
         if done or horizon >= until_s:
             return
-        slice_s *= 1.25  # few slices for whatever comes after the last arrival
+        slice_s *= 2.0 if time.perf_counter() - begun < _SLICE_WALL_S else 0.5
 
 
 def _made_tokens(engine: Any, traffic: Traffic, max_model_len: int) -> Ints:
