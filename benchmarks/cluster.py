@@ -15,6 +15,7 @@ from pathlib import Path
 import bstar
 from bstar.sim.cluster import simulate_cluster
 from bstar.sim.cluster.fast import run_fast
+from bstar.sim.cluster.loop import Fleet
 from bstar.sim.cluster.routers import Router
 from bstar.sim.deployed import deployed_engine
 from bstar.sim.step_cost import step_cost
@@ -32,7 +33,7 @@ def measure(deployment: Deployment, load: Traffic, replicas: int, router: str, t
     spent = []
     for _ in range(2):
         begun = time.perf_counter()
-        run_fast(s, cost, load, Router(router, load), replicas, keep_runs=False, threads=threads)
+        run_fast(s, cost, load, Router(router, load), Fleet(replicas=replicas), keep_runs=False, threads=threads)
         spent.append(time.perf_counter() - begun)
     return min(spent)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cluster_helpers import small
-from hypothesis import given
+from hypothesis import Phase, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from bstar.errors import SpecError
-from bstar.sim.cluster import ROUTERS, Failure, simulate_cluster
+from bstar.sim.cluster import ROUTERS, Autoscaler, Drain, Failure, simulate_cluster
 from bstar.sim.cluster.fast import run_fast
+from bstar.sim.cluster.loop import Fleet
 from bstar.sim.cluster.routers import Router
 from bstar.sim.deployed import deployed_engine
 from bstar.sim.step_cost import step_cost
@@ -21,7 +22,7 @@ TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
 COUNTS = ("replica", "output_tokens", "num_preemptions", "cached_tokens")
 
 
-def assert_twins(d, load, **options) -> None:
+def assert_twins(d, load, **options):
     slow, fast = (simulate_cluster(d, load, engine=e, **options) for e in ("reference", "kernel"))
     for name in COUNTS:
         assert np.array_equal(getattr(slow, name), getattr(fast, name)), name
@@ -29,9 +30,10 @@ def assert_twins(d, load, **options) -> None:
         np.testing.assert_allclose(getattr(slow, name), getattr(fast, name), rtol=1e-9, err_msg=name)
     assert fast.steps.gaps.mean_s == pytest.approx(slow.steps.gaps.mean_s, rel=1e-9)
     assert fast.replica_s == pytest.approx(slow.replica_s, rel=1e-9)
+    return slow, fast
 
 
-@examples(max_examples=40, deadline=None)
+@examples(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), replicas=st.integers(1, 5),
     rate=st.sampled_from([5.0, 40.0, 400.0]), pipelined=st.booleans(), caching=st.booleans(),
@@ -77,7 +79,7 @@ def test_refused_prompts_go_nowhere():
 def test_logs_that_fill_up_are_put_aside(monkeypatch):
     load = poisson(rate_per_s=100, input_tokens=100, output_tokens="uniform:1-100", num_requests=600, seed=1)
     whole = simulate_cluster(small(), load, replicas=2, router="least-kv")
-    monkeypatch.setattr("bstar.sim.cluster.fast._ROWS", 64)
+    monkeypatch.setattr("bstar.sim.cluster.stack.ROWS", 64)
     pieces = simulate_cluster(small(), load, replicas=2, router="least-kv")
     assert np.array_equal(whole.finish_s, pieces.finish_s)
     assert whole.steps.num_steps == pieces.steps.num_steps > 1000
@@ -88,11 +90,43 @@ def test_threads_change_nothing():
     deployed = deployed_engine(small())
     cost = step_cost(small(), max_tokens=deployed.settings.max_num_batched_tokens,
                      max_sequences=deployed.settings.max_num_seqs)  # fmt: skip
-    runs = [run_fast(deployed.settings, cost, load, Router("random", load), 4, threads=t) for t in (1, 2)]
+    runs = [run_fast(deployed.settings, cost, load, Router("random", load), Fleet(replicas=4), threads=t) for t in (1, 2)]
     assert np.array_equal(runs[0].out.finish_s, runs[1].out.finish_s)
 
 
-def test_what_has_to_be_undone_is_not_compiled():
+def test_pools_are_not_compiled():
     load = poisson(rate_per_s=20, input_tokens=100, output_tokens=10, num_requests=10, seed=1)
     with pytest.raises(SpecError, match="kernel takes"):
-        simulate_cluster(small(), load, replicas=2, engine="kernel", failures=[Failure(replica=0, at_s=1)])
+        simulate_cluster(small(), load, prefill_replicas=1, decode_replicas=1, engine="kernel")
+
+
+@examples(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), replicas=st.integers(2, 4),
+    rate=st.sampled_from([10.0, 60.0, 400.0]), pipelined=st.booleans(), caching=st.booleans(),
+    at_s=st.floats(0.05, 1.5), back=st.booleans(),
+)  # fmt: skip
+def test_failures_are_the_same(seed, router, replicas, rate, pipelined, caching, at_s, back):
+    load = poisson(rate_per_s=rate, input_tokens="lognormal:mean=500,cv=1", output_tokens="uniform:1-60",
+                   num_requests=40, seed=seed)  # fmt: skip
+    d = small(async_scheduling=pipelined, enable_prefix_caching=caching, max_num_seqs=8)
+    failures = [Failure(replica=0, at_s=at_s, back_s=0.2 if back else None),
+                Failure(replica=1, at_s=at_s + 0.1, back_s=0.1)]  # fmt: skip
+    assert_twins(d, load, replicas=replicas, router=router, seed=seed, failures=failures, startup_s=0.1,
+                 drains=[Drain(replica=replicas - 1, at_s=at_s / 2)] if replicas > 2 else [])  # fmt: skip
+
+
+@examples(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), interval_s=st.sampled_from([0.0, 0.07, 0.5]),
+    metric=st.sampled_from(["concurrency", "kv"]), startup_s=st.sampled_from([0.0, 0.3]), rate=st.floats(20, 200),
+)  # fmt: skip
+def test_autoscaled_clusters_are_the_same(seed, router, interval_s, metric, startup_s, rate):
+    load = poisson(rate_per_s=rate, input_tokens="lognormal:mean=500,cv=1", output_tokens="uniform:1-60",
+                   num_requests=60, seed=seed)  # fmt: skip
+    scaler = Autoscaler(metric=metric, target=3 if metric == "concurrency" else 0.004, interval_s=interval_s,
+                        stabilization_s=0.3, tolerance_fraction=0.0)  # fmt: skip
+    d = small(async_scheduling=bool(seed % 2), enable_prefix_caching=False, max_num_seqs=8)
+    slow, fast = assert_twins(d, load, replicas=1, router=router, seed=seed, autoscaler=scaler, startup_s=startup_s)
+    assert [s[1:] for s in slow.states] == [s[1:] for s in fast.states]
+    assert [s[0] for s in slow.states] == pytest.approx([s[0] for s in fast.states], rel=1e-9)

@@ -138,7 +138,8 @@ def test_a_decode_pool_short_of_memory_waits_and_preempts():
 
 
 def test_bad_input_is_one_line():
-    with pytest.raises(SpecError, match="link"):
-        simulate_cluster(small(gpu="rtx-4090", max_model_len=8192), load(), prefill_replicas=1, decode_replicas=1)
+    lone = replace(small(), device=replace(small().device, inter_node=None))
+    with pytest.raises(SpecError, match="kv link: h100"):
+        simulate_cluster(lone, load(), prefill_replicas=1, decode_replicas=1)
     with pytest.raises(SpecError, match="bandwidth"):
         KvLink(bandwidth_bytes_per_s=0.0)

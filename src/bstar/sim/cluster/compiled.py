@@ -46,8 +46,9 @@ from bstar.sim.kernel.state import (
     SmallInts,
 )
 
-LEAST_OUTSTANDING, POWER_OF_TWO, LEAST_KV, PREFIX_AFFINITY = 0, 1, 2, 3
-CODES = {"least-outstanding": LEAST_OUTSTANDING, "power-of-two": POWER_OF_TWO, "least-kv": LEAST_KV,
+IN_TURN, RANDOM, GIVEN, LEAST_OUTSTANDING, POWER_OF_TWO, LEAST_KV, PREFIX_AFFINITY = range(7)
+CODES = {"round-robin": IN_TURN, "random": RANDOM, "session-affinity": GIVEN, "prefix-hash": GIVEN,
+         "least-outstanding": LEAST_OUTSTANDING, "power-of-two": POWER_OF_TWO, "least-kv": LEAST_KV,
          "prefix-affinity": PREFIX_AFFINITY}  # fmt: skip
 
 
@@ -76,21 +77,25 @@ def pool_at(stack: Blocks, k: int) -> Blocks:
 
 
 class Desk(NamedTuple):
-    """Where the router stands.
+    """Where the router stands. A row is a replica's place in the stack.
 
     arrivals   requests in the order in which they come
     draws      two uniform numbers per request
-    replica    written: who got each request
-    next       [0] how many have been sent, [1] the replica that stopped it
-    sent       per replica: requests sent
-    finished   per replica: requests it has finished, as of its last look
-    quiet_s    per replica: it finishes nothing before
+    given      per request: the row that a hash names, -1: in turn
+    row        written: who got each request
+    next       [0] how many of the arrivals have been sent, [1] the row that stopped it, [2] sent in turn
+    open       rows that take requests, in order of the replicas' numbers
+    sent       per row: requests sent
+    finished   per row: requests it has finished, as of its last look
+    quiet_s    per row: it finishes nothing before
     """
 
     arrivals: SmallInts
     draws: Floats
-    replica: Ints
+    given: Ints
+    row: Ints
     next: Ints
+    open: Ints
     sent: Ints
     finished: Ints
     quiet_s: Floats
@@ -150,42 +155,69 @@ def route(
     limits: Limits, load: Load, cost: StepCost, out: Outcome, pools: Blocks, engines: Engine, desk: Desk, code: int,
     last: int,
 ) -> int:  # fmt: skip
-    """Send requests until `last` have been sent. Returns PAUSED then, else why replica desk.next[1] stopped."""
-    count = engines.n.shape[0]
+    """Send requests until `last` have been sent. Returns PAUSED then, else why row desk.next[1] stopped."""
+    count = desk.open.size
     while desk.next[0] < last:
-        number = desk.next[0]
-        request = desk.arrivals[number]
+        request = desk.arrivals[desk.next[0]]
         at = load.arrival_s[request]
-        first, second, looks = 0, 0, count
-        if code == POWER_OF_TWO:
-            first = min(int(desk.draws[request, 0] * count), count - 1)
-            second = (first + 1 + min(int(desk.draws[request, 1] * (count - 1)), count - 2)) % count
-            looks = 2
-        best, best_a, best_b = -1, 0, 0
-        for look in range(looks):
-            k = look
-            if code == POWER_OF_TWO:
-                k = first if look == 0 else second
-            if desk.quiet_s[k] < at or code >= LEAST_KV:
-                engine, pool = engine_at(engines, k), pool_at(pools, k)
-                status = advance(limits, load, cost, pool, engine, out, at)
-                if status != PAUSED and status != ENDED:
-                    desk.next[1] = k
-                    return status
-                desk.quiet_s[k] = _quiet_until(limits, cost, engine)
-                desk.finished[k] = engine.n[FINISHED]
-            a, b = desk.sent[k] - desk.finished[k], 0
-            if code >= LEAST_KV:
-                b = a
-                a = _used_blocks(limits, pool_at(pools, k), engine_at(engines, k))
-                if code == PREFIX_AFFINITY and limits.caching:
-                    a -= find_hits(pool_at(pools, k), load, request, (load.prompt[request] - 1) // limits.block_size)[0]
-            if best < 0 or a < best_a or (a == best_a and b < best_b):
-                best, best_a, best_b = k, a, b
+        best = -1
+        if code == RANDOM:
+            best = desk.open[min(int(desk.draws[request, 0] * count), count - 1)]
+        elif code == GIVEN:
+            best = desk.given[request]
+        if code <= GIVEN:
+            if best < 0:
+                best = desk.open[desk.next[2] % count]
+                desk.next[2] += 1
+        else:
+            looks, first, second = count, 0, 0
+            if code == POWER_OF_TWO and count > 1:
+                first = min(int(desk.draws[request, 0] * count), count - 1)
+                second = (first + 1 + min(int(desk.draws[request, 1] * (count - 1)), count - 2)) % count
+                looks = 2
+            best_a, best_b = 0, 0
+            for look in range(looks):
+                k = desk.open[look]
+                if code == POWER_OF_TWO and count > 1:
+                    k = desk.open[first if look == 0 else second]
+                if desk.quiet_s[k] < at or code >= LEAST_KV:
+                    engine, pool = engine_at(engines, k), pool_at(pools, k)
+                    status = advance(limits, load, cost, pool, engine, out, at)
+                    if status != PAUSED and status != ENDED:
+                        desk.next[1] = k
+                        return status
+                    desk.quiet_s[k] = _quiet_until(limits, cost, engine)
+                    desk.finished[k] = engine.n[FINISHED]
+                a, b = desk.sent[k] - desk.finished[k], 0
+                if code >= LEAST_KV:
+                    b = a
+                    a = _used_blocks(limits, pool_at(pools, k), engine_at(engines, k))
+                    if code == PREFIX_AFFINITY and limits.caching:
+                        full = (load.prompt[request] - 1) // limits.block_size
+                        a -= find_hits(pool_at(pools, k), load, request, full)[0]
+                if best < 0 or a < best_a or (a == best_a and b < best_b):
+                    best, best_a, best_b = k, a, b
         engines.order[best, engines.n[best, EXPECTED]] = request
         engines.n[best, EXPECTED] += 1
         desk.sent[best] += 1
-        desk.replica[request] = best
+        desk.row[request] = best
         desk.quiet_s[best] = min(desk.quiet_s[best], engines.t[best, NOW])
         desk.next[0] += 1
     return PAUSED
+
+
+@entry
+def look(
+    limits: Limits, load: Load, cost: StepCost, out: Outcome, pools: Blocks, engines: Engine, desk: Desk, k: int,
+    request: int, at: float, seen: Ints,
+) -> int:  # fmt: skip
+    """Advance row k to `at` and write what is seen there: [0] blocks in use, [1] blocks of `request` in its cache."""
+    engine, pool = engine_at(engines, k), pool_at(pools, k)
+    status = advance(limits, load, cost, pool, engine, out, at)
+    desk.quiet_s[k] = _quiet_until(limits, cost, engine)
+    desk.finished[k] = engine.n[FINISHED]
+    seen[0] = _used_blocks(limits, pool, engine)
+    seen[1] = 0
+    if limits.caching and request >= 0:
+        seen[1] = find_hits(pool, load, request, (load.prompt[request] - 1) // limits.block_size)[0]
+    return status

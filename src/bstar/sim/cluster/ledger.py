@@ -48,6 +48,13 @@ class Ledger:
     priority: list[int]
 
     @classmethod
+    def bare(cls, traffic: Traffic) -> Ledger:
+        """A ledger for compiled engines, which keep their own accounts; `retries` is written here."""
+        ledger = cls.of(traffic.take(np.arange(1)) if traffic.is_open_loop else traffic, 1)
+        ledger.retries = np.zeros(traffic.num_requests, dtype=np.int64)
+        return ledger
+
+    @classmethod
     def of(cls, traffic: Traffic, block_size: int) -> Ledger:
         """An empty ledger for a load. Arrivals are filled in as they happen."""
         n = traffic.num_requests

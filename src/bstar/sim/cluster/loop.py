@@ -11,27 +11,42 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure, Stabilizer
 from bstar.sim.cluster.ledger import Ledger
 from bstar.sim.cluster.replica import TIE, Finished, Replica
-from bstar.sim.cluster.routers import Router
+from bstar.sim.cluster.routers import Router, Seen
+from bstar.sim.settings import SchedulerSettings
 
 Progress = Callable[[int, int, float], None]
-MakeReplica = Callable[[int, float, Finished], Replica]  # number, ready, told when a request finishes
 
 STARTING, READY, DRAINING, GONE = "starting", "ready", "draining", "gone"
 # What comes first of events at one time.
-_FAIL, _DRAIN, _READY, LAND, _ARRIVE, _LOOK = range(6)
+_FAIL, _DRAIN, _READY, LAND, ARRIVE, LOOK = range(6)
 _REPORT_EVERY: Final = 512
+
+
+class Pooled(Seen, Protocol):
+    """What a fleet does with a replica. `now` is set when it comes back."""
+
+    takes_prompts: bool
+    settings: SchedulerSettings
+    now: float
+
+    def give(self, rank: int, at_s: float) -> None: ...
+
+    def lose(self) -> list[int]: ...
+
+
+MakeReplica = Callable[[int, float, Finished], Pooled]  # number, ready, told when a request finishes
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """A replica and its place in the fleet."""
 
-    replica: Replica
+    replica: Pooled
     state: str
     started_s: float
     gone_s: float = math.nan
@@ -49,6 +64,11 @@ class Fleet:
     autoscaler: Autoscaler | None = None
     failures: Sequence[Failure] = ()
     drains: Sequence[Drain] = ()
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing happens to it."""
+        return self.autoscaler is None and not self.failures and not self.drains
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +92,7 @@ class Cluster:
     expected: int = 0
     now: float = 0.0
     interrupted: bool = False
-    _events: list[tuple[float, int, int, object]] = field(default_factory=list)
+    events: list[tuple[float, int, int, object]] = field(default_factory=list)
     _children: dict[int, list[int]] = field(default_factory=dict)
     _unsent: list[int] = field(default_factory=list)
     _stabilizer: Stabilizer | None = None
@@ -80,15 +100,16 @@ class Cluster:
 
     def run(self, *, until_s: float = math.inf, progress: Progress | None = None) -> None:
         """To the end, to `until_s`, or to an interrupt."""
-        self._begin()
+        self._begin_load()
+        self.begin_fleet()
         turns = 0
         try:
             while True:
                 turns += 1
                 if progress is not None and turns % _REPORT_EVERY == 0:
                     progress(self.finished, len(self.ledger.keys), self.now)
-                event_s = self._events[0][0] if self._events else math.inf
-                replicas = [m.replica for m in self.members if m.state in (READY, DRAINING)]
+                event_s = self.events[0][0] if self.events else math.inf
+                replicas = self._stepped()
                 first = min(replicas, key=lambda r: r.due_s, default=None)
                 due_s = first.due_s if first is not None else math.inf
                 if min(event_s, due_s) >= until_s:
@@ -100,18 +121,22 @@ class Cluster:
                 for replica in replicas:  # tokens that are out by then
                     if replica.due_s <= event_s:
                         replica.act(event_s)
-                self._happen()
+                self.happen()
         except KeyboardInterrupt:
             self.interrupted = True
 
+    def _stepped(self) -> list[Replica]:
+        return [m.replica for m in self.members if m.state in (READY, DRAINING) and isinstance(m.replica, Replica)]
+
     def at(self, when_s: float, kind: int, what: object) -> None:
-        """Put down an event."""
-        heapq.heappush(self._events, (when_s, kind, self._serial, what))
+        """Put down an event. Of those at one time and of one kind the first put down goes first; arrivals by number."""
+        serial = what if kind == ARRIVE and isinstance(what, int) else self._serial
+        heapq.heappush(self.events, (when_s, kind, serial, what))
         self._serial += 1
 
     # The load.
 
-    def _begin(self) -> None:
+    def _begin_load(self) -> None:
         traffic = self.ledger.traffic
         parents = traffic.parent.tolist()
         for rank, parent in enumerate(parents):
@@ -119,9 +144,12 @@ class Cluster:
                 self._children.setdefault(parent, []).append(rank)
         known = traffic.num_scheduled
         for rank, arrival_s in enumerate(traffic.arrival_s[:known].tolist()):
-            self.at(arrival_s, _ARRIVE, rank)
+            self.at(arrival_s, ARRIVE, rank)
         self.expected = known
         self._unsent = [r for r in range(known, len(parents)) if parents[r] < 0][::-1]
+
+    def begin_fleet(self) -> None:
+        """The replicas of the start, and what will happen to them."""
         for _ in range(self.fleet.replicas):
             self._start(0.0, startup_s=0.0)
         for failure in self.fleet.failures:
@@ -132,11 +160,12 @@ class Cluster:
         if scaler is not None:
             self._stabilizer = Stabilizer(scaler.stabilization_s)
             if scaler.interval_s > 0:
-                self.at(scaler.interval_s, _LOOK, None)
+                self.at(scaler.interval_s, LOOK, None)
 
-    def _happen(self) -> None:
-        self.now, kind, _, what = heapq.heappop(self._events)
-        if kind == _ARRIVE:
+    def happen(self) -> None:
+        """The next event."""
+        self.now, kind, _, what = heapq.heappop(self.events)
+        if kind == ARRIVE:
             assert isinstance(what, int)
             self._arrive(what)
         elif kind == _FAIL:
@@ -160,7 +189,7 @@ class Cluster:
             return
         scaler = self.fleet.autoscaler
         if scaler is not None and scaler.interval_s == 0:
-            self._scale(scaler, extra=1)
+            self.scale(scaler, extra=1)
         self.route(rank)
 
     def route(self, rank: int) -> None:
@@ -175,6 +204,11 @@ class Cluster:
         """A KV cache has arrived: see `SplitCluster`."""
         raise AssertionError("one pool sends no caches")
 
+    @property
+    def answered(self) -> int:
+        """Requests finished or refused so far."""
+        return self.finished + sum(self.rejected)
+
     def done(self, member: Member, rank: int, at_s: float) -> None:
         """A replica has made all tokens that it was to make of a request."""
         self.ledger.finish_s[rank] = at_s
@@ -185,7 +219,7 @@ class Cluster:
     def emptied(self, member: Member, at_s: float) -> None:
         """A replica has answered one more: it may have been waiting for that to go."""
         if member.state == DRAINING and not member.replica.outstanding:
-            self._gone(member, at_s)
+            self.leave(member, at_s)
 
     def _answered(self, rank: int, at_s: float) -> None:
         """Whoever waited for this answer sends its next request."""
@@ -196,7 +230,7 @@ class Cluster:
             following = [self._unsent.pop()]
         self.expected += len(following)
         for child in following:
-            self.at(at_s + float(traffic.think_s[child]), _ARRIVE, child)
+            self.at(at_s + float(traffic.think_s[child]), ARRIVE, child)
 
     # The fleet.
 
@@ -230,7 +264,7 @@ class Cluster:
         for rank in held:
             self.route(rank)
 
-    def _gone(self, member: Member, at_s: float) -> None:
+    def leave(self, member: Member, at_s: float) -> None:
         member.gone_s = at_s
         member.state = GONE
         self.states.append((at_s, member.replica.number, GONE))
@@ -240,7 +274,7 @@ class Cluster:
             return
         member = self.members[failure.replica]
         lost = member.replica.lose()
-        self._gone(member, self.now)
+        self.leave(member, self.now)
         if failure.back_s is not None:
             member.replica.now = self.now
             member.state = STARTING
@@ -255,18 +289,18 @@ class Cluster:
         member = self.members[number]
         self._set(member, DRAINING)
         if not member.replica.outstanding:
-            self._gone(member, self.now)
+            self.leave(member, self.now)
 
     # The autoscaler.
 
     def _look(self) -> None:
         scaler = self.fleet.autoscaler
         assert scaler is not None
-        if self.finished + sum(self.rejected) < self.expected or self._events:
-            self.at(self.now + scaler.interval_s, _LOOK, None)
-        self._scale(scaler, extra=0)
+        if self.answered < self.expected or self.events:
+            self.at(self.now + scaler.interval_s, LOOK, None)
+        self.scale(scaler, extra=0)
 
-    def _scale(self, scaler: Autoscaler, extra: int) -> None:
+    def scale(self, scaler: Autoscaler, extra: int) -> None:
         assert self._stabilizer is not None
         serving = [m for m in self.members if m.state in (READY, STARTING)]
         if scaler.metric == "kv":

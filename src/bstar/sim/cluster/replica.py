@@ -9,8 +9,8 @@ what is there at that time. A request that comes within 1e-9 (relative) of a pla
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class Replica:
         self.output = output
         self.now = ready_s
         self.requests: dict[int, Request] = {}  # given and not finished
-        self.incoming: list[tuple[float, int]] = []
+        self.incoming: deque[tuple[float, int]] = deque()  # when and who, in the order given
         self.decoding: set[int] = set()
         self.running: _Step | None = None
         self.prompt_tokens = 0  # computed here, recomputed ones included
@@ -101,7 +101,7 @@ class Replica:
         """A request comes in. Tokens that it made elsewhere are recomputed with its prompt."""
         self.requests[rank] = self._request(rank)
         self.ledger.replica[rank] = self.number
-        heapq.heappush(self.incoming, (at_s, rank))
+        self.incoming.append((at_s, rank))
 
     def act(self, until_s: float) -> None:
         """What is due by `until_s`; a step that an arrival at `until_s` could join is not planned yet."""
@@ -152,7 +152,7 @@ class Replica:
         """Whether there is anything to plan, of what had come by `seen_s`."""
         scheduler = self.scheduler
         while self.incoming and self.incoming[0][0] <= seen_s * TIE:
-            scheduler.add(self.requests[heapq.heappop(self.incoming)[1]])
+            scheduler.add(self.requests[self.incoming.popleft()[1]])
         return bool(scheduler.running or scheduler.waiting)
 
     def _plan(self) -> _Step:

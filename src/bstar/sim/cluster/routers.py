@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,22 +60,28 @@ class Router:
 
     def choose(self, rank: int, ready: Sequence[_Replica]) -> _Replica:
         """The replica for a request; `ready` in order of number, at least one."""
-        return ready[0] if len(ready) == 1 else ready[self._choose(self, rank, ready)]
+        return ready[self._choose(self, rank, ready)]
+
+    def hashed(self, requests: NDArray[np.signedinteger[Any]], numbers: Sequence[int]) -> Ints:
+        """Of a hash router: the index in `numbers` of each request's replica, -1 where it has no key."""
+        places = np.full(len(requests), -1, dtype=np.int64)
+        if self.keys is not None:
+            keys = self.keys[requests]
+            found, place = np.unique(keys[keys >= 0], return_inverse=True)
+            places[keys >= 0] = np.array([_rendezvous(int(k), numbers) for k in found], dtype=np.int64)[place]
+        return places
 
     def split(self, replicas: int) -> Ints | None:
         """Of a blind router: the replica of every request, if all come in the order of the traffic; else None."""
+        n = self.traffic.num_requests
+        if replicas == 1:
+            return np.zeros(n, dtype=np.int64)
         if self.name not in BLIND:
             return None
-        n = self.traffic.num_requests
         if self.name == "random":
             return np.minimum((self.draws[:, 0] * replicas).astype(np.int64), replicas - 1)
-        owner = np.zeros(n, dtype=np.int64)
-        keyless = np.ones(n, dtype=bool) if self.keys is None else self.keys < 0
-        owner[keyless] = np.arange(int(keyless.sum())) % replicas
-        if self.keys is not None:
-            numbers = list(range(replicas))
-            found, place = np.unique(self.keys[~keyless], return_inverse=True)
-            owner[~keyless] = np.array([_rendezvous(int(k), numbers) for k in found], dtype=np.int64)[place]
+        owner = self.hashed(np.arange(n), range(replicas))
+        owner[owner < 0] = np.arange(int((owner < 0).sum())) % replicas
         return owner
 
 
@@ -86,9 +92,9 @@ def checked(name: str) -> str:
     return name
 
 
-def can_run(traffic: Traffic, router: Router) -> bool:
-    """Whether no answer decides where or when another replica gets a request."""
-    return traffic.is_open_loop or (traffic.concurrency is None and router.name == "session-affinity")
+def can_run(traffic: Traffic, router: Router, fixed: bool) -> bool:
+    """Whether no answer decides where or when a replica gets a request, but for the one that gave it."""
+    return traffic.is_open_loop or (fixed and traffic.concurrency is None and router.name == "session-affinity")
 
 
 def _in_turn(router: Router, rank: int, ready: Sequence[Seen]) -> int:
@@ -117,6 +123,8 @@ def _least_kv(router: Router, rank: int, ready: Sequence[Seen]) -> int:
 def _power_of_two(router: Router, rank: int, ready: Sequence[Seen]) -> int:
     """The less busy of two different ones drawn at random (the first, if both are alike)."""
     count, (first, second) = len(ready), router.draws[rank]
+    if count == 1:
+        return 0
     a = min(int(first * count), count - 1)
     b = (a + 1 + min(int(second * (count - 1)), count - 2)) % count
     return a if ready[a].outstanding <= ready[b].outstanding else b

@@ -94,15 +94,14 @@ def simulate_cluster(
         seen = seen.take(served)
     refused = rejected.tolist() if rejected.any() and served.size == rejected.size else ()
     entrance = Router(router, seen, seed=seed)
-    fixed = autoscaler is None and not failures and not drains and not prefill_replicas
-    if engine == "kernel" and not (fixed and can_run(seen, entrance) and not refused):
-        raise SpecError("engine: the kernel takes a fixed number of replicas and a load whose arrivals are given; use "
-                        "engine auto or reference")  # fmt: skip
-    if engine != "reference" and fixed and can_run(seen, entrance) and not refused:
-        parts = _compiled(deployed, seen, entrance, replicas, until_s, progress)
+    fleet = Fleet(replicas=prefill_replicas + decode_replicas or replicas, startup_s=startup_s,
+                  autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
+    compiled = not prefill_replicas and can_run(seen, entrance, fleet.fixed) and not refused
+    if engine == "kernel" and not compiled:
+        raise SpecError("engine: the kernel takes one pool and a load whose arrivals are given; use engine auto")
+    if engine != "reference" and compiled:
+        parts = _compiled(deployed, seen, entrance, fleet, until_s, progress)
     else:
-        fleet = Fleet(replicas=prefill_replicas + decode_replicas or replicas, startup_s=startup_s,
-                      autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
         ledger, figures = Ledger.of(seen, deployed.settings.block_size), figures_of(deployed)
         if prefill_replicas:
             transfers = Transfers(kv_link if kv_link is not None else link_of(deployment), deployment)
@@ -179,26 +178,25 @@ class _Parts:
 
 def _stepped(cluster: Cluster) -> _Parts:
     """Of the readable engines."""
-    ledger, replicas = cluster.ledger, [m.replica for m in cluster.members]
-    logs = [r.rows.log(kv_blocks=r.settings.num_blocks - 1, block_size=r.settings.block_size, replica=r.number)
-            for r in replicas]  # fmt: skip
-    end_s = max(float(log.end_s.max(initial=0.0)) for log in logs)
-    there_s = (
-        (m.gone_s if not math.isnan(m.gone_s) else max(end_s, m.started_s)) - m.started_s for m in cluster.members)
-    lost = f"{len(cluster.held):,} requests found no replica"
+    ledger, replicas = cluster.ledger, [m.replica for m in cluster.members if isinstance(m.replica, Replica)]
+    steps = merged([
+        r.rows.log(kv_blocks=r.settings.num_blocks - 1, block_size=r.settings.block_size, replica=r.number)
+        for r in replicas])  # fmt: skip
+    spans = [(m.started_s, m.gone_s) for m in cluster.members]
     return _Parts(
         seconds={"arrival_s": ledger.arrival_s, "scheduled_s": ledger.scheduled_s, "finish_s": ledger.finish_s,
                  "first_token_s": ledger.first_token_s, "moved_s": ledger.moved_s},
         counts={"output_tokens": ledger.made, "num_preemptions": ledger.preemptions, "retries": ledger.retries,
                 "cached_tokens": ledger.cached_tokens, "replica": ledger.replica,
                 "prefill_replica": ledger.prefill_replica},
-        moved_bytes=ledger.moved_bytes, steps=merged(logs), states=tuple(cluster.states), replica_s=float(sum(there_s)),
-        engine="reference", interrupted=cluster.interrupted, notes=(lost,) if cluster.held else (),
+        moved_bytes=ledger.moved_bytes, steps=steps, states=tuple(sorted(cluster.states, key=lambda s: s[0])),
+        replica_s=_there_s(spans, steps), engine="reference", interrupted=cluster.interrupted,
+        notes=_lost(len(cluster.held)),
     )  # fmt: skip
 
 
 def _compiled(
-    deployed: DeployedEngine, traffic: Traffic, router: Router, replicas: int, until_s: float,
+    deployed: DeployedEngine, traffic: Traffic, router: Router, fleet: Fleet, until_s: float,
     progress: Progress | None,
 ) -> _Parts:  # fmt: skip
     """Of the compiled engines."""
@@ -208,10 +206,9 @@ def _compiled(
 
     s = deployed.settings
     cost = step_cost(deployed.deployment, max_tokens=s.max_num_batched_tokens, max_sequences=s.max_num_seqs)
-    run = run_fast(s, cost, traffic, router, replicas, until_s=until_s, progress=progress)
+    run = run_fast(s, cost, traffic, router, fleet, until_s=until_s, progress=progress)
     out, n = run.out, traffic.num_requests
-    logs = [step_log(e.runs, e.gaps_s, deployed, cost, replica=k) for k, e in enumerate(run.engines)]
-    steps = merged(logs)
+    steps = merged([step_log(runs, gaps_s, deployed, cost, replica=k) for k, (runs, gaps_s) in enumerate(run.logs)])
     finished, begun = ~np.isnan(out.finish_s), ~np.isnan(out.first_token_s)
     return _Parts(
         seconds={"arrival_s": run.arrival_s, "scheduled_s": out.scheduled_s, "finish_s": out.finish_s,
@@ -219,11 +216,21 @@ def _compiled(
         counts={"output_tokens": np.where(finished, run.output, begun.astype(np.int64)),
                 "num_preemptions": out.preemptions.astype(np.int64),
                 "cached_tokens": out.cached_tokens.astype(np.int64), "replica": run.replica,
-                "retries": np.zeros(n, dtype=np.int64), "prefill_replica": np.full(n, -1, dtype=np.int64)},
+                "retries": run.retries, "prefill_replica": np.full(n, -1, dtype=np.int64)},
         moved_bytes=np.zeros(n), steps=steps,
-        states=tuple((0.0, k, state) for k in range(replicas) for state in ("starting", "ready")),
-        replica_s=replicas * float(steps.end_s.max(initial=0.0)), engine="kernel", interrupted=run.interrupted,
+        states=tuple(run.states), replica_s=_there_s(run.spans, steps), engine="kernel", interrupted=run.interrupted,
+        notes=_lost(run.held),
     )  # fmt: skip
+
+
+def _there_s(spans: list[tuple[float, float]], steps: StepLog) -> float:
+    """Seconds that replicas were there, added up."""
+    end_s = float(steps.end_s.max(initial=0.0))
+    return float(sum((max(end_s, start) if math.isnan(gone) else gone) - start for start, gone in spans))
+
+
+def _lost(held: int) -> tuple[str, ...]:
+    return (f"{held:,} requests found no replica",) if held else ()
 
 
 def _gathered(
