@@ -31,6 +31,18 @@ EXAMPLES = int(os.environ.get("BSTAR_TWIN_EXAMPLES", "120"))
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_kernel_equals_reference(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=10 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_kernel_equals_reference_at_length(case: Case) -> None:
+    check(case)
+
+
+def check(case: Case) -> None:
+    """Both on one case: decisions, times, logs; and the kernel again with pauses and without logs."""
     try:
         want = by_reference(case)
     except SpecError:

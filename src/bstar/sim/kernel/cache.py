@@ -7,7 +7,7 @@ forgotten then), but lie in a stash until the slot is freed: blocks without a ke
 from __future__ import annotations
 
 from bstar.sim.kernel.compiled import part
-from bstar.sim.kernel.state import Blocks, Load
+from bstar.sim.kernel.state import Blocks, Keys, Load
 
 
 @part
@@ -62,18 +62,18 @@ def take_for(blocks: Blocks, slot: int, count: int) -> None:
 
 
 @part
-def block_key(load: Load, request: int, i: int) -> int:
-    if i < load.shared_blocks[request]:
-        per = load.blocks_per_hash
-        return load.hashes[load.hash_start[request] + i // per] * per + i % per
-    return load.own_key[request] + i
+def block_key(keys: Keys | Load, request: int, i: int) -> int:
+    if i < keys.shared_blocks[request]:
+        per = keys.blocks_per_hash
+        return keys.hashes[keys.hash_start[request] + i // per] * per + i % per
+    return keys.own_key[request] + i
 
 
 @part
-def name_upto(blocks: Blocks, load: Load, request: int, slot: int, count: int) -> None:
+def name_upto(blocks: Blocks, keys: Keys | Load, request: int, slot: int, count: int) -> None:
     """The first `count` blocks of a slot are full: those without a key get theirs."""
     for i in range(blocks.named[slot], count):
-        block, key = blocks.table[slot, i], block_key(load, request, i)
+        block, key = blocks.table[slot, i], block_key(keys, request, i)
         blocks.key[block] = key
         oldest = blocks.first[key]
         if oldest == 0:
@@ -91,11 +91,11 @@ def name_upto(blocks: Blocks, load: Load, request: int, slot: int, count: int) -
 
 
 @part
-def find_hits(blocks: Blocks, load: Load, request: int, limit: int) -> tuple[int, int]:
+def find_hits(blocks: Blocks, keys: Keys | Load, request: int, limit: int) -> tuple[int, int]:
     """(cached blocks from the start, those of them that nobody refers to), at most `limit`."""
     hits, unused = 0, 0
     while hits < limit:
-        block = blocks.first[block_key(load, request, hits)]
+        block = blocks.first[block_key(keys, request, hits)]
         if block == 0:
             break
         unused += blocks.references[block] == 0
@@ -104,10 +104,10 @@ def find_hits(blocks: Blocks, load: Load, request: int, limit: int) -> tuple[int
 
 
 @part
-def adopt_hits(blocks: Blocks, load: Load, request: int, slot: int, hits: int) -> None:
+def adopt_hits(blocks: Blocks, keys: Keys | Load, request: int, slot: int, hits: int) -> None:
     """A new slot starts from `hits` cached blocks."""
     for i in range(hits):
-        block = blocks.first[block_key(load, request, i)]
+        block = blocks.first[block_key(keys, request, i)]
         if blocks.references[block] == 0:
             _unlink(blocks, block)
         blocks.references[block] += 1
@@ -117,7 +117,7 @@ def adopt_hits(blocks: Blocks, load: Load, request: int, slot: int, hits: int) -
 
 
 @part
-def release(blocks: Blocks, load: Load, request: int, slot: int, held: int, full: int) -> int:
+def release(blocks: Blocks, keys: Keys | Load, request: int, slot: int, held: int, full: int) -> int:
     """Free a slot that has `held` blocks, the first `full` of them full; returns how many became free."""
     have, n = blocks.held[slot], blocks.sizes[0]
     while have < held:
@@ -125,7 +125,7 @@ def release(blocks: Blocks, load: Load, request: int, slot: int, held: int, full
         blocks.table[slot, have] = blocks.stash[n]
         have += 1
     blocks.sizes[0] = n
-    name_upto(blocks, load, request, slot, full)
+    name_upto(blocks, keys, request, slot, full)
     freed = 0
     # Last block first. Those with a key go to the end of the queue …
     for i in range(held - 1, -1, -1):

@@ -11,7 +11,7 @@ from bstar.sim.kernel.state import Ints
 @part
 def zero() -> int:
     """0 as a plain whole number: a literal 0 as an argument would compile the callee once more."""
-    return 0
+    return int(np.int64(0))
 
 
 @part

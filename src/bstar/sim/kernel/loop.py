@@ -23,7 +23,7 @@ from bstar.sim.kernel.cost import SEQUENCES as X_SEQUENCES
 from bstar.sim.kernel.heap import push
 from bstar.sim.kernel.queue import head_of, leave_queue, take_arrivals, take_completions, waiting_of
 from bstar.sim.kernel.shortage import plan_by_request, reach_of_taken, settle_by_request
-from bstar.sim.kernel.spans import cross_spans, enter_spans, purged
+from bstar.sim.kernel.spans import cross_spans, enter_spans, purged, recount_spans
 from bstar.sim.kernel.state import (
     ARRIVED,
     AT_FAULT,
@@ -66,9 +66,13 @@ from bstar.sim.kernel.state import (
     UNUSED,
     Blocks,
     Engine,
+    Floats,
+    Ints,
+    Keys,
     Limits,
     Load,
     Outcome,
+    Slots,
 )
 
 
@@ -78,6 +82,7 @@ def advance(
 ) -> int:
     """Run on to `until_s` or to the end; returns how it ended (`state.ENDED` …)."""
     n, t, slots = engine.n, engine.t, engine.slots
+    keys = Keys(load.hash_start, load.hashes, load.blocks_per_hash, load.shared_blocks, load.own_key)
     limited = False
     full_rate = 0.0  # seconds per token of context that every query sees
     for g in range(cost.span_limit.size):
@@ -93,8 +98,9 @@ def advance(
             return FULL
         n[EVENTS] += 1
         if limited:
-            cross_spans(cost, engine)
-        take_completions(limits, load, cost, blocks, engine, out, limited)
+            cross_spans(cost.span_limit, cost.span_restarts, engine.reach, engine.growing, engine.crossing,
+                        engine.crossings, n)  # fmt: skip
+        take_completions(limits, load, keys, cost, blocks, engine, out, limited)
         waiting = take_arrivals(limits, load, engine, t[SEEN] if n[IN_FLIGHT] else t[NOW])
         if waiting == 0:
             n[BLOCKED] = 0
@@ -131,7 +137,7 @@ def advance(
             more = blocks_of(computed + tokens, limits.block_size) - blocks_of(computed, limits.block_size)
         short = short or need + more > n[FREE]
         if short:
-            left, scheduled, chunks, victims = plan_by_request(limits, load, cost, blocks, engine, out, longest)
+            left, scheduled, chunks, victims = plan_by_request(limits, load, keys, cost, blocks, engine, out, longest)
         else:
             n[FREE] -= need + more
             left -= tokens
@@ -143,10 +149,10 @@ def advance(
                 chunks = zero() + 1
                 if limits.caching:
                     take_for(blocks, tail, more)
-                    name_upto(blocks, load, slots.request[tail], tail, (computed + tokens) // limits.block_size)
+                    name_upto(blocks, keys, slots.request[tail], tail, (computed + tokens) // limits.block_size)
         # … then those that wait.
         if victims == 0:
-            chunks = _admit(limits, load, blocks, engine, out, longest, left, chunks)
+            chunks = _admit(limits, load, keys, blocks, engine, out, longest, left, chunks)
         n[LEAST_FREE] = min(n[LEAST_FREE], n[FREE])
 
         if scheduled + chunks > 0:
@@ -156,7 +162,7 @@ def advance(
         if victims > 0:
             request = slots.request[engine.victims[victims - 1]]
             if engine.log.shape[0] > 0:
-                _log_steps(engine, 1, t[NOW])
+                _log_steps(engine.log, engine.log_s, n, zero() + 1, t[NOW])
             room, total = (limits.num_blocks - 1) * limits.block_size, load.prompt[request] + load.output[request]
             if n[RUNNING] == 0 and room <= engine.known[request] < total:
                 n[AT_FAULT] = request
@@ -191,7 +197,7 @@ def _run_decodes(
     waiting: int, until_s: float,
 ) -> bool:  # fmt: skip
     """Decode steps up to the next event. False where already the first one finds too few blocks."""
-    n, t = engine.n, engine.t
+    n, t, slots = engine.n, engine.t, engine.slots
     decoding, now = n[DECODING], t[NOW]
     base_s = cost.decode_s[decoding] + full_rate * n[CONTEXTS]
     slope_s = full_rate * decoding
@@ -218,11 +224,12 @@ def _run_decodes(
     t[SEEN] = now + run_s(base_s, slope_s, steps - 1)
     t[NOW] = now + run_s(base_s, slope_s, steps)
     if engine.log.shape[0] > 0:
-        _log_scheduled(engine, True)
-        _log_steps(engine, steps, now)
+        _log_scheduled(slots, engine.running, engine.log, n, True)
+        _log_steps(engine.log, engine.log_s, n, steps, now)
     if engine.runs.shape[0] > 0:
-        none = zero()
-        _note_run(limits, cost, engine, now, steps, base_s, slope_s, decoding, waiting, none, none, none)
+        none, x = zero(), engine.x
+        _note_run(engine.runs, n, x, slots, engine.running, cost.span_limit, cost.span_restarts, engine.reach,
+                  engine.growing, now, steps, base_s, slope_s, decoding, waiting, none, none, none)  # fmt: skip
     n[IN_FLIGHT] = limits.pipelined
     n[STEPS] += steps
     n[CONTEXTS] += decoding * steps
@@ -234,8 +241,9 @@ def _run_decodes(
 
 @inlined
 def _admit(
-    limits: Limits, load: Load, blocks: Blocks, engine: Engine, out: Outcome, longest: int, left: int, chunks: int
-) -> int:
+    limits: Limits, load: Load, keys: Keys, blocks: Blocks, engine: Engine, out: Outcome, longest: int, left: int,
+    chunks: int,
+) -> int:  # fmt: skip
     """Admit waiting requests while seats, tokens and blocks last; returns the chunks of the step."""
     n, size = engine.n, limits.block_size
     while waiting_of(limits, n) > 0:
@@ -250,7 +258,7 @@ def _admit(
         known = max(engine.known[request], load.prompt[request])
         hits, idle_hits = zero(), zero()
         if limits.caching:
-            hits, idle_hits = find_hits(blocks, load, request, (known - 1) // size)
+            hits, idle_hits = find_hits(blocks, keys, request, (known - 1) // size)
         cached = hits * size
         tokens = min(known - cached, longest)
         if tokens > left and not limits.chunked:
@@ -270,9 +278,9 @@ def _admit(
         more = blocks_of(cached + tokens, size) - hits
         n[FREE] -= more + idle_hits
         if limits.caching:
-            adopt_hits(blocks, load, request, slot, hits)
+            adopt_hits(blocks, keys, request, slot, hits)
             take_for(blocks, slot, more)
-            name_upto(blocks, load, request, slot, (cached + tokens) // size)
+            name_upto(blocks, keys, request, slot, (cached + tokens) // size)
             if engine.log.shape[0] > 0:
                 row = n[LOGGED]
                 engine.log[row, 0], engine.log[row, 1], engine.log[row, 2] = LOG_CACHED, request, cached
@@ -325,13 +333,15 @@ def _run_step(
     """Run a planned step. Prompts that are complete have their first token."""
     n, t, slots, x = engine.n, engine.t, engine.slots, engine.x
     if engine.log.shape[0] > 0:
-        _log_scheduled(engine, not short)
-        _log_steps(engine, 1, t[NOW])
+        _log_scheduled(slots, engine.running, engine.log, n, not short)
+        _log_steps(engine.log, engine.log_s, n, zero() + 1, t[NOW])
     reach_s = full_rate * (n[CONTEXTS] + scheduled)
     if short:
         reach_s = 0.0
         for g in range(cost.span_limit.size):
-            reach_s += cost.span_rate[g] * reach_of_taken(engine, cost.span_limit[g], cost.span_restarts[g])
+            reach_s += cost.span_rate[g] * reach_of_taken(
+                slots, engine.running, n, cost.span_limit[g], cost.span_restarts[g]
+            )
     elif limited:
         for g in range(cost.span_limit.size):
             reach_s += cost.span_rate[g] * (engine.reach[g] + engine.growing[g])
@@ -347,15 +357,18 @@ def _run_step(
         seconds = mixed_step_s(cost, x, scheduled + int(x[X_PROMPT]), scheduled + chunks, reach_s)
     if engine.runs.shape[0] > 0:
         one = zero() + 1
-        _note_run(limits, cost, engine, now, one, seconds, 0.0 * seconds, scheduled, waiting_of(limits, n), victims,
-                  chunks, one if short else one - 1)  # fmt: skip
+        _note_run(engine.runs, n, x, slots, engine.running, cost.span_limit, cost.span_restarts, engine.reach,
+                  engine.growing, now, one, seconds, 0.0 * seconds, scheduled, waiting_of(limits, n), victims, chunks,
+                  one if short else one - 1)  # fmt: skip
     t[SEEN] = now
     t[NOW] = now + seconds
     n[IN_FLIGHT] = limits.pipelined
     n[STEPS] += 1
     n[CONTEXTS] += n[DECODING]
     if short:
-        regular = settle_by_request(limits, cost, engine)
+        regular = settle_by_request(slots, engine.running, engine.phases, engine.gaps, n, now, t[NOW])
+        recount_spans(cost.span_limit, cost.span_restarts, engine.reach, engine.growing, engine.crossing,
+                      engine.crossings, n, engine.running, slots.state, slots.offset)  # fmt: skip
         if engine.runs.shape[0] > 0:
             engine.runs[n[RUNS] - 1, 4] = regular
     elif limited:
@@ -384,7 +397,8 @@ def _start_to_decode(limits: Limits, cost: StepCost, engine: Engine, out: Outcom
     n[DECODING] += 1
     n[CONTEXTS] += slots.target[slot]
     if limited:
-        enter_spans(cost, engine, slot)
+        enter_spans(cost.span_limit, cost.span_restarts, engine.reach, engine.growing, engine.crossing,
+                    engine.crossings, n, slots.target[slot], slot)  # fmt: skip
     if n[ENDS] == engine.ends.size:
         n[ENDS] = purged(engine.ends, n[ENDS], slots.ends)
     slots.ends[slot] = ((slots.total[slot] - 1 + slots.offset[slot]) << SLOT_BITS) | slot
@@ -398,11 +412,10 @@ def _start_to_decode(limits: Limits, cost: StepCost, engine: Engine, out: Outcom
 
 
 @part
-def _log_scheduled(engine: Engine, all_decode: bool) -> None:
+def _log_scheduled(slots: Slots, running: Ints, log: Ints, n: Ints, all_decode: bool) -> None:
     """Rows of the decision log: who gets how many tokens, in the order of the running list."""
-    slots, n = engine.slots, engine.n
     for at in range(n[ENTRIES]):
-        slot = engine.running[at]
+        slot = running[at]
         if slot < 0:
             continue
         tokens = slots.taken[slot]
@@ -410,42 +423,46 @@ def _log_scheduled(engine: Engine, all_decode: bool) -> None:
             tokens = 1
         if tokens > 0:
             row = n[LOGGED]
-            engine.log[row, 0], engine.log[row, 1], engine.log[row, 2] = LOG_SCHEDULED, slots.request[slot], tokens
+            log[row, 0], log[row, 1], log[row, 2] = LOG_SCHEDULED, slots.request[slot], tokens
             n[LOGGED] += 1
 
 
 @part
-def _log_steps(engine: Engine, steps: int, start_s: float) -> None:
-    row = engine.n[LOGGED]
-    engine.log[row, 0], engine.log[row, 1], engine.log[row, 2] = LOG_STEPS, steps, engine.n[FREE]
-    engine.log_s[row] = start_s
-    engine.n[LOGGED] += 1
+def _log_steps(log: Ints, log_s: Floats, n: Ints, steps: int, start_s: float) -> None:
+    """A row of the decision log: the requests listed since the last such row take these steps."""
+    row = n[LOGGED]
+    log[row, 0], log[row, 1], log[row, 2] = LOG_STEPS, steps, n[FREE]
+    log_s[row] = start_s
+    n[LOGGED] += 1
 
 
 @part
 def _note_run(
-    limits: Limits, cost: StepCost, engine: Engine, start_s: float, steps: int, base_s: float, slope_s: float,
-    decodes: int, waiting: int, victims: int, chunks: int, short: int,
+    runs: Floats, n: Ints, x: Floats, slots: Slots, running: Ints, limits: Ints, restarts: Ints, reach: Ints,
+    growing: Ints, start_s: float, steps: int, base_s: float, slope_s: float, decodes: int, waiting: int, victims: int,
+    chunks: int, short: int,
 ) -> None:  # fmt: skip
     """A row of the run log (columns: `state.RUN_START_S` …). Called before the steps are counted."""
-    n, x = engine.n, engine.x
-    row = engine.runs[n[RUNS]]
+    row = runs[n[RUNS]]
     n[RUNS] += 1
     row[:] = 0.0
     row[0], row[1], row[2], row[3], row[4], row[5] = start_s, steps, base_s, slope_s, decodes, decodes
     row[6], row[7], row[8], row[9] = n[RUNNING] - n[FINISHING], waiting, n[FREE], victims
-    row[10] = reach_of_taken(engine, 0, 0) if short else n[CONTEXTS] + decodes
     row[11] = decodes
-    prompts = cost.prompt_limit.size
+    prompts = x.size - FIRST_SPAN  # pairs and keys
     if chunks > 0:
         row[12], row[13], row[14] = x[X_PROMPT], x[X_CACHED], chunks
-        for j in range(2 * prompts):
+        for j in range(prompts):
             row[RUN_SPANS + j] = x[FIRST_SPAN + j]
-    for g in range(cost.span_limit.size):
-        at = RUN_SPANS + 2 * (prompts + g)
-        if short:
-            row[at] = reach_of_taken(engine, cost.span_limit[g], cost.span_restarts[g])
-        elif cost.span_limit[g] == 0:
-            row[at], row[at + 1] = n[CONTEXTS] + decodes, decodes
+    every = n[CONTEXTS] + decodes  # contexts in the first step, its tokens included
+    if short:
+        every = int(reach_of_taken(slots, running, n, 0, 0))
+    row[10] = every
+    for g in range(limits.size):
+        at = RUN_SPANS + prompts + 2 * g
+        if limits[g] == 0:
+            row[at], row[at + 1] = every, decodes
+        elif short:
+            row[at] = reach_of_taken(slots, running, n, limits[g], restarts[g])
         else:
-            row[at], row[at + 1] = engine.reach[g] + engine.growing[g], engine.growing[g]
+            row[at], row[at + 1] = reach[g] + growing[g], growing[g]

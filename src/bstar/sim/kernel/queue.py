@@ -35,6 +35,7 @@ from bstar.sim.kernel.state import (
     Engine,
     Floats,
     Ints,
+    Keys,
     Limits,
     Load,
     Outcome,
@@ -43,13 +44,13 @@ from bstar.sim.kernel.state import (
 
 
 @inlined
-def give_up_seat(limits: Limits, load: Load, blocks: Blocks, engine: Engine, slot: int) -> None:
+def give_up_seat(limits: Limits, keys: Keys, blocks: Blocks, engine: Engine, slot: int) -> None:
     """A request that has ended frees its blocks and its seat."""
     slots, n = engine.slots, engine.n
     computed = slots.total[slot] - 1  # its last token was never an input
     freed = blocks_of(computed, limits.block_size)
     if limits.caching:
-        freed = release(blocks, load, slots.request[slot], slot, freed, computed // limits.block_size)
+        freed = release(blocks, keys, slots.request[slot], slot, freed, computed // limits.block_size)
     n[FREE] += freed
     engine.running[slots.place[slot]] = -1
     slots.place[slot] = -1
@@ -62,15 +63,15 @@ def give_up_seat(limits: Limits, load: Load, blocks: Blocks, engine: Engine, slo
 
 @inlined
 def take_completions(
-    limits: Limits, load: Load, cost: StepCost, blocks: Blocks, engine: Engine, out: Outcome, limited: bool
+    limits: Limits, load: Load, keys: Keys, cost: StepCost, blocks: Blocks, engine: Engine, out: Outcome, limited: bool
 ) -> None:
     """Slots whose last token has come. Under async scheduling they keep seat and blocks for one more planning."""
     slots, n, steps = engine.slots, engine.n, engine.n[STEPS]
-    for i in range(n[FINISHING]):
-        if slots.state[engine.done[i]] == DONE:
-            give_up_seat(limits, load, blocks, engine, engine.done[i])
+    gone = n[FINISHING]
+    for i in range(gone):
+        engine.leaving[i] = engine.done[i]
     n[FINISHING] = 0
-    leaving = 0
+    leaving = gone
     while n[ENDS] > 0 and engine.ends[0] >> SLOT_BITS <= steps:
         key = engine.ends[0]
         n[ENDS] = pop(engine.ends, n[ENDS])
@@ -86,8 +87,8 @@ def take_completions(
         engine.leaving[leaving] = slot
         leaving += 1
     if limits.caching:  # blocks are freed in the order of the running list
-        _sort_by_place(engine.leaving, leaving, slots.place)
-    for i in range(leaving):
+        _sort_by_place(engine.leaving, gone, leaving, slots.place)
+    for i in range(gone, leaving):
         slot = engine.leaving[i]
         request = slots.request[slot]
         out.finish_s[request] = engine.t[NOW]
@@ -95,48 +96,58 @@ def take_completions(
         n[CONTEXTS] -= steps - slots.offset[slot]
         engine.phases[slots.offset[slot] % limits.block_size] -= 1
         if limited:
-            leave_spans(cost, engine, slot)
+            leave_spans(
+                cost.span_limit, cost.span_restarts, engine.reach, engine.growing, engine.crossing,
+                steps - slots.offset[slot], slot,
+            )  # fmt: skip
         slots.state[slot] = DONE
         if n[BLOCKED] == 2:
             n[BLOCKED] = 0
         if engine.finished.size > 0:
             engine.finished[n[FINISHED]] = request
         n[FINISHED] += 1
+        if limits.feedback:
+            answered(load.arrival_s, load.think_s, load.child, load.sibling, load.roots, n, engine.order,
+                     engine.t[NOW], request)  # fmt: skip
         if n[IN_FLIGHT]:
             engine.done[n[FINISHING]] = slot
             n[FINISHING] += 1
-        else:
-            give_up_seat(limits, load, blocks, engine, slot)
-        if limits.feedback:
-            answered(load, engine.n, engine.order, engine.t[NOW], request)
+    if n[IN_FLIGHT]:
+        leaving = gone
+    for i in range(leaving):
+        if slots.state[engine.leaving[i]] == DONE:  # else it was preempted since
+            give_up_seat(limits, keys, blocks, engine, engine.leaving[i])
 
 
 @part
-def _sort_by_place(some: Ints, count: int, place: Ints) -> None:
-    """Sort the first `count` slots by their place in the running list (few, nearly always one)."""
-    for i in range(1, count):
+def _sort_by_place(some: Ints, start: int, end: int, place: Ints) -> None:
+    """Sort some[start:end] by place in the running list (few, nearly always one)."""
+    for i in range(start + 1, end):
         slot = some[i]
         at = i
-        while at > 0 and place[some[at - 1]] > place[slot]:
+        while at > start and place[some[at - 1]] > place[slot]:
             some[at] = some[at - 1]
             at -= 1
         some[at] = slot
 
 
 @part
-def answered(load: Load, n: Ints, order: SmallInts, now: float, request: int) -> None:
+def answered(
+    arrival_s: Floats, think_s: Floats, child: SmallInts, sibling: SmallInts, roots: SmallInts, n: Ints,
+    order: SmallInts, now: float, request: int,
+) -> None:  # fmt: skip
     """Whoever waited for this answer sends its next request: the next turns, else a free client the next root."""
     turns = False
-    if load.child.size > 0:
-        turn = load.child[request]
+    if child.size > 0:
+        turn = child[request]
         while turn >= 0:
-            expect(load.arrival_s, n, order, now + load.think_s[turn], turn)
+            expect(arrival_s, n, order, now + think_s[turn], turn)
             turns = True
-            turn = load.sibling[turn]
-    if not turns and n[NEXT_ROOT] < load.roots.size:
-        root = load.roots[n[NEXT_ROOT]]
+            turn = sibling[turn]
+    if not turns and n[NEXT_ROOT] < roots.size:
+        root = roots[n[NEXT_ROOT]]
         n[NEXT_ROOT] += 1
-        expect(load.arrival_s, n, order, now + load.think_s[root], root)
+        expect(arrival_s, n, order, now + think_s[root], root)
 
 
 @part

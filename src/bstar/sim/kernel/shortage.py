@@ -28,21 +28,25 @@ from bstar.sim.kernel.state import (
     PREFILL,
     PREFILLING,
     RUNNING,
-    SEEN,
     STEPS,
     TAIL,
     UNUSED,
     Blocks,
     Engine,
+    Floats,
+    Ints,
+    Keys,
     Limits,
     Load,
     Outcome,
+    Slots,
+    SmallInts,
 )
 
 
 @part
 def plan_by_request(
-    limits: Limits, load: Load, cost: StepCost, blocks: Blocks, engine: Engine, out: Outcome, longest: int
+    limits: Limits, load: Load, keys: Keys, cost: StepCost, blocks: Blocks, engine: Engine, out: Outcome, longest: int
 ) -> tuple[int, int, int, int]:
     """Tokens for running requests one by one, with preemption: the scheduler's first loop, as written there.
 
@@ -61,9 +65,9 @@ def plan_by_request(
         tokens = 1 if decoding else min(min(slots.target[slot] - computed, longest), budget)
         need = blocks_of(computed + tokens, size) - blocks_of(computed, size)
         while need > engine.n[FREE] and slots.state[slot] != EMPTY:
-            victim = _victim(limits, load, engine)
+            victim = _victim(limits.by_priority, load.urgency, slots.request, running, engine.n[ENTRIES])
             budget += slots.taken[victim]
-            _preempt(limits, load, blocks, engine, out, victim)
+            _preempt(limits, load, keys, blocks, engine, out, victim)
             engine.victims[victims] = victim
             victims += 1
         if slots.state[slot] == EMPTY:
@@ -76,33 +80,34 @@ def plan_by_request(
                 stash(blocks, need)
             else:
                 take_for(blocks, slot, need)
-                name_upto(blocks, load, slots.request[slot], slot, (computed + tokens) // size)
+                name_upto(blocks, keys, slots.request[slot], slot, (computed + tokens) // size)
     if victims > 0:
         engine.n[BLOCKED] = 0
-    scheduled, chunks = _recount(limits, engine)
-    if engine.reach.size > 0:
-        recount_spans(cost, engine)
+    scheduled, chunks = _recount(slots, running, engine.phases, engine.chunks, engine.n)
+    recount_spans(
+        cost.span_limit, cost.span_restarts, engine.reach, engine.growing, engine.crossing, engine.crossings, engine.n,
+        running, slots.state, slots.offset,
+    )  # fmt: skip
     return budget, scheduled, chunks, victims
 
 
 @part
-def _victim(limits: Limits, load: Load, engine: Engine) -> int:
+def _victim(by_priority: int, urgency: SmallInts, requests: Ints, running: Ints, entries: int) -> int:
     """The last admitted; by priority the last in (priority, arrival)."""
     victim, worst = -1, -1
-    for at in range(engine.n[ENTRIES] - 1, -1, -1):
-        slot = engine.running[at]
+    for at in range(entries - 1, -1, -1):
+        slot = running[at]
         if slot < 0:
             continue
-        if not limits.by_priority:
+        if not by_priority:
             return slot
-        urgency = load.urgency[engine.slots.request[slot]]
-        if urgency > worst:
-            worst, victim = urgency, slot
+        if urgency[requests[slot]] > worst:
+            worst, victim = urgency[requests[slot]], slot
     return victim
 
 
 @part
-def _preempt(limits: Limits, load: Load, blocks: Blocks, engine: Engine, out: Outcome, slot: int) -> None:
+def _preempt(limits: Limits, load: Load, keys: Keys, blocks: Blocks, engine: Engine, out: Outcome, slot: int) -> None:
     """Give up a slot's blocks and seat; its request waits again, unless its last token is on its way."""
     slots, n, steps, size = engine.slots, engine.n, engine.n[STEPS], limits.block_size
     request, state = slots.request[slot], slots.state[slot]
@@ -117,7 +122,7 @@ def _preempt(limits: Limits, load: Load, blocks: Blocks, engine: Engine, out: Ou
         if state != PREFILL and limits.pipelined:
             # The key of a block comes with the output of the step that filled it, which still runs.
             full = max(slots.target[slot], full - 1)
-        held = release(blocks, load, request, slot, held, full // size)
+        held = release(blocks, keys, request, slot, held, full // size)
     n[FREE] += held
     out.preemptions[request] += 1
     engine.known[request] = known
@@ -142,70 +147,68 @@ def _preempt(limits: Limits, load: Load, blocks: Blocks, engine: Engine, out: Ou
 
 
 @part
-def _recount(limits: Limits, engine: Engine) -> tuple[int, int]:
+def _recount(slots: Slots, running: Ints, phases: Ints, chunk_slots: Ints, n: Ints) -> tuple[int, int]:
     """Count the running list afresh; returns (decoding slots with a token, chunks)."""
-    slots, n = engine.slots, engine.n
     n[DECODING], n[CONTEXTS], n[PREFILLING], n[TAIL], n[LATE] = 0, 0, 0, -1, 0
-    engine.phases[:] = 0
+    phases[:] = 0
     scheduled, chunks = 0, 0
     for at in range(n[ENTRIES]):
-        slot = engine.running[at]
+        slot = running[at]
         if slot < 0:
             continue
         n[TAIL] = -1
         if slots.state[slot] == DECODE:
             n[DECODING] += 1
             n[CONTEXTS] += n[STEPS] - slots.offset[slot]
-            engine.phases[slots.offset[slot] % limits.block_size] += 1
+            phases[slots.offset[slot] % phases.size] += 1
             scheduled += slots.taken[slot] > 0
             n[LATE] += not np.isnan(slots.last_s[slot])
         elif slots.state[slot] == PREFILL:
             n[PREFILLING] += 1
             n[TAIL] = slot
             if slots.taken[slot] > 0:
-                engine.chunks[chunks] = slot
+                chunk_slots[chunks] = slot
                 chunks += 1
     return scheduled, chunks
 
 
 @part
-def reach_of_taken(engine: Engine, limit: int, restarts: int) -> float:
+def reach_of_taken(slots: Slots, running: Ints, n: Ints, limit: int, restarts: int) -> float:
     """Σ reach over the decoding slots that take part in the step being planned."""
-    slots, total = engine.slots, 0
-    for at in range(engine.n[ENTRIES]):
-        slot = engine.running[at]
+    total = 0
+    for at in range(n[ENTRIES]):
+        slot = running[at]
         if slot >= 0 and slots.state[slot] == DECODE and slots.taken[slot] > 0:
-            total += span_reach(limit, restarts, engine.n[STEPS] - slots.offset[slot] + 1)
+            total += span_reach(limit, restarts, n[STEPS] - slots.offset[slot] + 1)
     return float(total)
 
 
 @part
-def settle_by_request(limits: Limits, cost: StepCost, engine: Engine) -> int:
+def settle_by_request(
+    slots: Slots, running: Ints, phases: Ints, gaps: Floats, n: Ints, start_s: float, end_s: float
+) -> int:
     """The step has run: decoding slots that were passed over fall a step behind. Returns those that were in time."""
-    slots, n, size = engine.slots, engine.n, limits.block_size
-    regular = 0
+    regular, size = 0, phases.size
     for at in range(n[ENTRIES]):
-        slot = engine.running[at]
+        slot = running[at]
         if slot < 0 or slots.state[slot] != DECODE:
             continue
         late = not np.isnan(slots.last_s[slot])
         if slots.taken[slot] == 0:
-            engine.phases[slots.offset[slot] % size] -= 1
+            phases[slots.offset[slot] % size] -= 1
             slots.offset[slot] += 1
-            engine.phases[slots.offset[slot] % size] += 1
+            phases[slots.offset[slot] % size] += 1
             n[CONTEXTS] -= 1
             if not late:
-                slots.last_s[slot] = engine.t[SEEN]
+                slots.last_s[slot] = start_s
                 n[LATE] += 1
         elif late:
-            if engine.gaps.size > 0:
-                engine.gaps[n[GAPS]] = engine.t[NOW] - slots.last_s[slot]
+            if gaps.size > 0:
+                gaps[n[GAPS]] = end_s - slots.last_s[slot]
                 n[GAPS] += 1
             slots.last_s[slot] = np.nan
             n[LATE] -= 1
         else:
             regular += 1
         slots.taken[slot] = 0
-    if engine.reach.size > 0:
-        recount_spans(cost, engine)
     return regular

@@ -7,9 +7,8 @@ crossing  step at which a window is full (growth ends) or a chunk restarts (insi
 from __future__ import annotations
 
 from bstar.sim.kernel.compiled import part
-from bstar.sim.kernel.cost import StepCost
 from bstar.sim.kernel.heap import pop, push
-from bstar.sim.kernel.state import CROSSINGS, DECODE, ENTRIES, SLOT_BITS, SLOT_MASK, STEPS, Engine, Ints
+from bstar.sim.kernel.state import CROSSINGS, DECODE, ENTRIES, SLOT_BITS, SLOT_MASK, STEPS, Ints
 
 
 @part
@@ -24,68 +23,78 @@ def purged(heap: Ints, count: int, live: Ints) -> int:
 
 
 @part
-def enter_spans(cost: StepCost, engine: Engine, slot: int) -> None:
-    """Count a slot that starts to decode."""
-    steps, groups = engine.n[STEPS], cost.span_limit.size
+def enter_spans(
+    limits: Ints, restarts: Ints, reach: Ints, growing: Ints, crossing: Ints, crossings: Ints, n: Ints, context: int,
+    slot: int,
+) -> None:  # fmt: skip
+    """Count a slot that starts to decode with `context` tokens in the cache."""
+    groups = limits.size
     for g in range(groups):
-        limit = cost.span_limit[g]
+        limit = limits[g]
         if limit == 0:
             continue
-        at, context = slot * groups + g, steps - engine.slots.offset[slot]
-        inside = context % limit if cost.span_restarts[g] else min(context, limit)
-        engine.reach[g] += inside
-        engine.crossing[at] = -1
+        at = slot * groups + g
+        inside = context % limit if restarts[g] else min(context, limit)
+        reach[g] += inside
+        crossing[at] = -1
         if inside < limit:
-            engine.growing[g] += 1
-            if engine.n[CROSSINGS] == engine.crossings.size:
-                engine.n[CROSSINGS] = purged(engine.crossings, engine.n[CROSSINGS], engine.crossing)
-            engine.crossing[at] = ((steps + limit - inside) << SLOT_BITS) | at
-            engine.n[CROSSINGS] = push(engine.crossings, engine.n[CROSSINGS], engine.crossing[at])
+            growing[g] += 1
+            if n[CROSSINGS] == crossings.size:
+                n[CROSSINGS] = purged(crossings, n[CROSSINGS], crossing)
+            crossing[at] = ((n[STEPS] + limit - inside) << SLOT_BITS) | at
+            n[CROSSINGS] = push(crossings, n[CROSSINGS], crossing[at])
 
 
 @part
-def leave_spans(cost: StepCost, engine: Engine, slot: int) -> None:
-    """Take a decoding slot out."""
-    groups = cost.span_limit.size
+def leave_spans(
+    limits: Ints, restarts: Ints, reach: Ints, growing: Ints, crossing: Ints, context: int, slot: int
+) -> None:
+    """Take a decoding slot with `context` tokens in the cache out."""
+    groups = limits.size
     for g in range(groups):
-        limit = cost.span_limit[g]
+        limit = limits[g]
         if limit == 0:
             continue
-        context = engine.n[STEPS] - engine.slots.offset[slot]
-        inside = context % limit if cost.span_restarts[g] else min(context, limit)
-        engine.reach[g] -= inside
-        engine.growing[g] -= inside < limit
-        engine.crossing[slot * groups + g] = -1
+        inside = context % limit if restarts[g] else min(context, limit)
+        reach[g] -= inside
+        growing[g] -= inside < limit
+        crossing[slot * groups + g] = -1
 
 
 @part
-def cross_spans(cost: StepCost, engine: Engine) -> None:
+def cross_spans(
+    limits: Ints, restarts: Ints, reach: Ints, growing: Ints, crossing: Ints, crossings: Ints, n: Ints
+) -> None:
     """Apply the crossings that are due."""
-    steps, groups, heap = engine.n[STEPS], cost.span_limit.size, engine.crossings
-    while engine.n[CROSSINGS] > 0 and heap[0] >> SLOT_BITS <= steps:
-        key = heap[0]
+    steps, groups = n[STEPS], limits.size
+    while n[CROSSINGS] > 0 and crossings[0] >> SLOT_BITS <= steps:
+        key = crossings[0]
         at = key & SLOT_MASK
-        engine.n[CROSSINGS] = pop(heap, engine.n[CROSSINGS])
-        if engine.crossing[at] != key:
+        n[CROSSINGS] = pop(crossings, n[CROSSINGS])
+        if crossing[at] != key:
             continue
         g = at % groups
-        if cost.span_restarts[g]:
-            engine.reach[g] -= cost.span_limit[g]
-            engine.crossing[at] = ((steps + cost.span_limit[g]) << SLOT_BITS) | at
-            engine.n[CROSSINGS] = push(heap, engine.n[CROSSINGS], engine.crossing[at])
+        if restarts[g]:
+            reach[g] -= limits[g]
+            crossing[at] = ((steps + limits[g]) << SLOT_BITS) | at
+            n[CROSSINGS] = push(crossings, n[CROSSINGS], crossing[at])
         else:
-            engine.growing[g] -= 1
-            engine.crossing[at] = -1
+            growing[g] -= 1
+            crossing[at] = -1
 
 
 @part
-def recount_spans(cost: StepCost, engine: Engine) -> None:
+def recount_spans(
+    limits: Ints, restarts: Ints, reach: Ints, growing: Ints, crossing: Ints, crossings: Ints, n: Ints, running: Ints,
+    state: Ints, offset: Ints,
+) -> None:  # fmt: skip
     """Count every decoding slot afresh."""
-    engine.reach[:] = 0
-    engine.growing[:] = 0
-    engine.crossing[:] = -1
-    engine.n[CROSSINGS] = 0
-    for at in range(engine.n[ENTRIES]):
-        slot = engine.running[at]
-        if slot >= 0 and engine.slots.state[slot] == DECODE:
-            enter_spans(cost, engine, slot)
+    reach[:] = 0
+    growing[:] = 0
+    crossing[:] = -1
+    n[CROSSINGS] = 0
+    for at in range(n[ENTRIES]):
+        slot = running[at]
+        if slot >= 0 and state[slot] == DECODE:
+            context = n[STEPS] - offset[slot]
+            enter_spans(limits, restarts, reach, growing, crossing, crossings, n, context, slot)

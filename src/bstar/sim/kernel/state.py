@@ -119,6 +119,16 @@ class Load(NamedTuple):
     own_key: Ints
 
 
+class Keys(NamedTuple):
+    """The part of a load that says what blocks hold."""
+
+    hash_start: Ints
+    hashes: Ints
+    blocks_per_hash: int
+    shared_blocks: SmallInts
+    own_key: Ints
+
+
 class Outcome(NamedTuple):
     """Written per request: seconds (nan where it did not happen) and counts."""
 
