@@ -331,6 +331,19 @@ def test_speculation_of_certain_drafts_takes_one_step_for_k_plus_one_tokens() ->
     assert isinstance(plan, PolicyPlan) and math.isclose(plan.extra_s, 0.006)
 
 
+def test_a_draft_model_costs_its_decode_steps() -> None:
+    deployed = deployed_engine(bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb"))
+    load = load_of([0.0], [100], [61])
+
+    def end_s(extra: str) -> float:
+        run = run_of(f"speculative:acceptance=0/0/0{extra}")(deployed, load, math.inf, None)
+        return float(run.finish_s[0])
+
+    drafting = (end_s(",draft_model=llama-3.2-1b") - end_s("")) / (60 * 3)  # 60 steps of three drafts, all rejected
+    floor = 2 * 1.2e9 / 3.35e12  # its weights, read once
+    assert floor < drafting < 3 * floor
+
+
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(s=engines(), load=loads())
 def test_lock_step_of_one_rank_is_that_rank(s: SchedulerSettings, load: Traffic) -> None:

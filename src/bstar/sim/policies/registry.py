@@ -3,7 +3,8 @@
     sglang, sglang-mixed                       SGLang: prompts first, or prompts with decodes riding along
     trtllm-no-evict, trtllm-max-utilization    TensorRT-LLM's in-flight batching
     swap                                       vLLM's scheduler; preempted requests go to host memory and come back
-    speculative                                vLLM's scheduler; drafts are verified k at a time
+    speculative                                vLLM's scheduler; drafts are verified k at a time (draft_model=NAME: what
+                                               drafting takes on the same devices)
     lock-step                                  one of vLLM's schedulers per rank of data-parallel attention
 
 vLLM's own scheduler and its knobs are `continuous`, static batching is `static` (`bstar.sim.run`).
@@ -16,7 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bstar.catalog.engines import engine_scheduling
+from bstar.codec.build import build_deployment
 from bstar.errors import SpecError
+from bstar.latency.step_model import step_model
 from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import kv_bytes_per_token
 from bstar.sim.deployed import DeployedEngine, StepFigures, step_figures
@@ -24,7 +27,7 @@ from bstar.sim.policies.fast import can_run_fast, run_fast
 from bstar.sim.policies.lockstep import LockStepScheduler, lock_step_figures
 from bstar.sim.policies.options import options_from, split_policy
 from bstar.sim.policies.sglang import SglangOptions, SglangScheduler
-from bstar.sim.policies.speculative import SpeculationOptions, SpeculativeScheduler
+from bstar.sim.policies.speculative import DraftSeconds, SpeculationOptions, SpeculativeScheduler
 from bstar.sim.policies.swap import SwapOptions, SwapScheduler
 from bstar.sim.policies.trtllm import TrtllmOptions, TrtllmScheduler, check_prompts
 from bstar.sim.scheduler import Scheduler
@@ -129,9 +132,24 @@ def _swap(deployed: DeployedEngine, given: Options) -> _Built:
 
 
 def _speculative(deployed: DeployedEngine, given: Options) -> _Built:
-    options = options_from(SpeculationOptions, given, policy="speculative")
+    others = {key: value for key, value in given.items() if key != "draft_model"}
+    options = options_from(SpeculationOptions, others, policy="speculative")
     settings = replace(deployed.settings, async_scheduling=False)
-    return _Built(settings, SpeculativeScheduler(settings, options))
+    draft = _draft_seconds(deployed, given["draft_model"]) if "draft_model" in given else None
+    return _Built(settings, SpeculativeScheduler(settings, options, draft))
+
+
+def _draft_seconds(deployed: DeployedEngine, name: str) -> DraftSeconds:
+    """Decode steps of a draft model on the same devices, without what the engine does once a step."""
+    d = deployed.deployment
+    engine = f"{d.engine.name}@{d.engine.version}"
+    small = step_model(build_deployment(name, d.device, tp=d.parallel.tp, engine=engine))
+
+    def seconds(sequences: int, context: float) -> float:
+        whole = step_figures(small, BatchShape.decode(sequences, context)).seconds
+        return max(whole - small.per_step_s - sequences * small.per_sequence_s, 0.0)
+
+    return seconds
 
 
 def _lock_step(deployed: DeployedEngine, given: Options) -> _Built:

@@ -8,6 +8,9 @@ answer, and a share of what the running answers may still grow to. That share, `
 0.7 · conservativeness and falls a little with every decode step. When it was too small and memory runs out,
 requests are retracted (fewest tokens made first), join the END of the queue, and the share is set anew.
 
+Admission and retraction were held against the engine's own PrefillAdder and retract_decode, run on the same states.
+Where a prompt that was begun finds no memory (the engine then stops with an error) the chunk is cut to what there is.
+
 Once a request does not fit, nobody looks at the queue again until a running one ends: `full`.
 """
 

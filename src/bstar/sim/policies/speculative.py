@@ -11,7 +11,7 @@ schedules otherwise still sees the same luck at the same token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -21,6 +21,8 @@ from bstar.sim.policies.plan import PolicyPlan
 from bstar.sim.scheduler import Plan, Request, Scheduler
 from bstar.sim.settings import SchedulerSettings
 from bstar.traffic.streams import stream
+
+DraftSeconds = Callable[[int, float], float]
 
 _MASK = (1 << 64) - 1
 _UNIT = 1.0 / (1 << 53)
@@ -80,11 +82,14 @@ class SpeculativeScheduler(Scheduler):
     Space that the draft model's own cache takes is not counted here.
     """
 
-    def __init__(self, settings: SchedulerSettings, options: SpeculationOptions) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, options: SpeculationOptions, draft: DraftSeconds | None = None
+    ) -> None:
+        """`draft`: seconds to draft a position for so many sequences of so much context, beside the options'."""
         if settings.async_scheduling:
             raise SpecError("async_scheduling: speculation is simulated with synchronous scheduling; switch it off")
         super().__init__(settings)
-        self.options = options
+        self.options, self.draft = options, draft
         self.reached = options.reached
         self.key = options.key
         self.drafts: dict[Request, int] = {}  # of the step being planned
@@ -100,7 +105,7 @@ class SpeculativeScheduler(Scheduler):
         inner = super().schedule()
         made: dict[Request, int] = {}
         plan = PolicyPlan(inner.tokens, inner.preempted, made=made)
-        plan.extra_s = self.options.drafting_s(sum(r in plan.tokens for r in self.drafts))
+        plan.extra_s = self._drafting_s([r for r in self.drafts if r in plan.tokens])
         for request, drafts in self.drafts.items():
             request.num_tokens -= drafts
         for request, tokens in plan.tokens.items():
@@ -119,6 +124,13 @@ class SpeculativeScheduler(Scheduler):
     def _name_blocks(self, request: Request, tokens: int) -> None:
         """Drafts may be taken back: what they fill has no key."""
         super()._name_blocks(request, min(tokens, request.num_tokens - self.drafts.get(request, 0)))
+
+    def _drafting_s(self, requests: list[Request]) -> float:
+        total = self.options.drafting_s(len(requests))
+        if self.draft is not None and requests and self.reached:
+            context = sum(r.computed for r in requests) / len(requests)
+            total += len(self.reached) * self.draft(len(requests), context)
+        return total
 
     def _made(self, request: Request, drafts: int) -> int:
         made = request.num_tokens - request.prompt_tokens

@@ -50,8 +50,8 @@ def check_prompts(settings: SchedulerSettings, load: Traffic) -> None:
     longest = int(load.input_tokens.max())
     if not settings.enable_chunked_prefill and longest > settings.token_budget:
         raise SpecError(
-            f"max_num_batched_tokens: TensorRT-LLM takes no prompt longer than a step ({settings.token_budget:,} tokens) "
-            f"without chunked context; the longest here has {longest:,}: raise it, or enable chunked prefill"
+            f"max_num_batched_tokens: TensorRT-LLM takes no prompt longer than a step ({settings.token_budget:,} "
+            f"tokens) without chunked context; the longest here has {longest:,}: raise it, or enable chunked prefill"
         )
 
 
