@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
 from bstar.metrics.records import RequestRecords
 from bstar.metrics.summary import RunSummary, summarize
@@ -162,6 +163,7 @@ class SimResult:
         steady, steps = self.steadiness, self.steps
         return {
             **self.summary.to_dict(),
+            "queue_s": Distribution.of((self.scheduled_s - self.arrival_s)[self.measured]).to_dict(),
             "num_preemptions": int(self.num_preemptions.sum()),
             "num_rejected": int(self.rejected.sum()),
             "cached_tokens": int(self.cached_tokens.sum()),

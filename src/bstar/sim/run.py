@@ -46,7 +46,7 @@ def simulate(
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
     """
     begun = time.perf_counter()
-    way = way_of(policy, deployment.engine.name)
+    way = way_of(policy, deployment.engine.name, deployment.parallel.attention_dp)
     deployed = deployed_engine(deployment)
     if way.covers_ranks:
         deployed = replace(deployed, replicas=deployment.parallel.dp)

@@ -1,6 +1,6 @@
 """Ways to serve a load on one engine, by name: what `simulate(policy=)`, `--policy` and `--compare` take.
 
-    engine       what the deployment's engine does itself (the default)
+    engine       what the deployment's engine does itself (the default); vLLM with data-parallel attention: lock-step
     continuous   vLLM's scheduler; knobs as options, "continuous:watermark_fraction=0.05,max_num_active_seqs=128"
     unchunked    the same with whole prompts only
     static       static batching
@@ -58,7 +58,7 @@ class Way:
 
             return run_static(deployed, load, until_s=until_s, progress=progress)
         if self.name not in ("continuous", "unchunked"):
-            return run_of(self.text)(deployed, load, until_s, progress)
+            return run_of(self.text, implementation)(deployed, load, until_s, progress)
         changed = _with_knobs(deployed, self.options)
         if self.name == "unchunked":
             changed = _unchunked(changed, load)
@@ -75,11 +75,16 @@ def ways() -> tuple[str, ...]:
     return (*_OWN, *policy_names())
 
 
-def way_of(text: str, engine: str = "vllm") -> Way:
-    """The way called NAME[:key=value,…]; "engine" is what `engine` does. Raises SpecError where it is not known."""
+def way_of(text: str, engine: str = "vllm", attention_dp: int = 1) -> Way:
+    """The way called NAME[:key=value,…]; "engine" is what `engine` does. Raises SpecError where it is not known.
+
+    vLLM's ranks of data-parallel attention step together, so that a prompt on one delays all: lock-step.
+    """
     name, options = split_policy(text)
     if name == "engine":
         name = engine_policy(engine)
+        if name == "continuous" and attention_dp > 1:
+            name = "lock-step"
         text = text.replace("engine", name, 1)
     if name not in ways():
         raise SpecError(f"policy: {name!r} is not known; use one of {', '.join(ways())}")

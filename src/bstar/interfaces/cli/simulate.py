@@ -18,7 +18,14 @@ from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand, section
-from bstar.interfaces.cli.traffic import build_traffic, describe_traffic, take_traffic, traffic_options
+from bstar.interfaces.cli.traffic import (
+    DEFAULT_REQUESTS,
+    FEWER_REQUESTS,
+    build_traffic,
+    describe_traffic,
+    take_traffic,
+    traffic_options,
+)
 from bstar.units import format_seconds
 
 if TYPE_CHECKING:
@@ -77,7 +84,8 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     slo, cluster = take_slo(options), take_cluster(options)
     if cluster is not None:
         cluster = linked(cluster, built)
-    load, given = take_traffic(options)
+    load, given = take_traffic(
+        options, default_requests=FEWER_REQUESTS if _takes_every_step(built, policy) else DEFAULT_REQUESTS)
     if requests_out is not None:
         check_request_path(requests_out)
     if trace_out is not None:
@@ -124,6 +132,13 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     for path in (requests_out, trace_out):
         if path is not None:
             output.warn(f"wrote {path}")
+
+
+def _takes_every_step(built: Deployment, policy: str) -> bool:
+    """Whether no compiled version serves this: a run then takes milliseconds a request."""
+    from bstar.sim.ways import way_of
+
+    return way_of(policy, built.engine.name, built.parallel.attention_dp).name in ("lock-step", "swap", "speculative")
 
 
 def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, cluster: dict[str, Any] | None,

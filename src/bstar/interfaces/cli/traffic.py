@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from bstar.traffic.load import Traffic
 
 DEFAULT_REQUESTS = 10_000
+# Where every step is taken one by one.
+FEWER_REQUESTS = 1_000
 
 traffic_options = apply(
     click.option("--input", "input_lengths", metavar="DIST",
@@ -43,12 +45,16 @@ _KEYS = ("input_lengths", "output_lengths", "trace", "rate", "rate_curve", "burs
          "num_requests", "duration", "warmup_requests", "prefix", "prefix_tokens", "prefix_hit_fraction", "seed")
 
 
-def take_traffic(options: dict[str, Any]) -> tuple[Traffic, dict[str, Any]]:
+def take_traffic(options: dict[str, Any], *, default_requests: int) -> tuple[Traffic, dict[str, Any]]:
     """The Traffic of the options (removed from `options`), and the values that it was made from.
 
+    default_requests   of an open loop that says neither how many nor how long
     Raises SpecError where they describe none, or more than one.
     """
     given = {key: options.pop(key, None) for key in _KEYS}
+    open_loop = given["rate"] is not None or given["rate_curve"] is not None
+    if open_loop and given["trace"] is None and given["num_requests"] is None and given["duration"] is None:
+        given["num_requests"] = default_requests
     return build_traffic(given), given
 
 
@@ -67,8 +73,6 @@ def build_traffic(given: dict[str, Any], *, seed: int | None = None) -> Traffic:
     }  # fmt: skip
     if given["concurrency"] is not None:
         return closed_loop(given["concurrency"], **common, think_s=_think(given))
-    if common["num_requests"] is None and given["duration"] is None:
-        common["num_requests"] = DEFAULT_REQUESTS
     common["duration_s"] = given["duration"]
     if given["rate_curve"] is not None:
         return varying(given["rate_curve"], **common)
