@@ -143,8 +143,11 @@ def test_several_engines(bstar_json: Run) -> None:
     four = bstar_json(*BASE, *load, "--replicas", "4", "--router", "least-outstanding")
     assert set(four) >= KEYS
     assert four["tpot_s"]["mean"] < alone["tpot_s"]["mean"]
+    assert four["cluster"]["router"] == "least-outstanding"
+    assert sum(four["cluster"]["requests_by_replica"].values()) == 300
     pools = bstar_json(*BASE, *load, "--prefill-replicas", "1", "--decode-replicas", "2")
     assert pools["output_tokens"] == 300 * 100
+    assert pools["cluster"]["moved_bytes"] > 300 * 400 * 100_000
     gain = bstar_json(*BASE, *load, "--compare", "mixed,disaggregated")["gain"]["disaggregated"]
     assert gain["tpot_s.mean"] > 0
 

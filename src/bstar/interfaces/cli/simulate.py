@@ -122,6 +122,8 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
         write_trace(result, trace_out)
     if as_json:
         sheet = result.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)}
+        if cluster is not None:
+            sheet["cluster"] = _cluster_sheet(result)
         if several is not None:
             sheet["replications"] = several.to_dict()
         if series_points is not None:
@@ -132,6 +134,15 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     for path in (requests_out, trace_out):
         if path is not None:
             output.warn(f"wrote {path}")
+
+
+def _cluster_sheet(result: Any) -> dict[str, Any]:
+    """What only a run of several engines has."""
+    return {
+        "router": result.router, "replicas": result.steps.replicas, "retries": int(result.retries.sum()),
+        "moved_bytes": float(result.moved_bytes.sum()), "replica_s": result.replica_s,
+        "requests_by_replica": {int(i): int((result.replica == i).sum()) for i in sorted(set(result.replica.tolist()))},
+    }  # fmt: skip
 
 
 def _takes_every_step(built: Deployment, policy: str) -> bool:
