@@ -16,6 +16,7 @@ from bstar.sim.deployed import StepFigures
 from bstar.sim.kernel.cost import CACHED, StepCost
 from bstar.sim.policies.fast import PolicyKernel, policy_kernel
 from bstar.sim.policies.sglang import SglangOptions, SglangScheduler
+from bstar.sim.policies.swap import SwapOptions, SwapScheduler
 from bstar.sim.policies.trtllm import TrtllmOptions, TrtllmScheduler
 from bstar.sim.settings import SchedulerSettings
 from bstar.sim.stepwise import EngineRun, ReferenceEngine
@@ -109,7 +110,7 @@ def same(kernel: PolicyKernel, run: EngineRun) -> None:
             np.testing.assert_allclose(mine.quantile(q), run.log.gaps.quantile(q), rtol=1e-9)
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=70, deadline=None)
 @given(s=engines(), options=sglang_options(), load=loads(), window=st.sampled_from([0, 0, 50]))
 def test_sglang_twins(s: SchedulerSettings, options: SglangOptions, load: Traffic, window: int) -> None:
     scheduler = SglangScheduler(s, options)
@@ -120,7 +121,7 @@ def test_sglang_twins(s: SchedulerSettings, options: SglangOptions, load: Traffi
     assert kernel.state.n[0] == s.num_blocks - 1
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=70, deadline=None)
 @given(s=engines(), load=loads(), window=st.sampled_from([0, 0, 50]), unit=st.sampled_from([None, 8]),
        capacity=st.sampled_from(["guaranteed-no-evict", "max-utilization"]), slices=st.booleans())  # fmt: skip
 def test_trtllm_twins(
@@ -139,7 +140,24 @@ def test_trtllm_twins(
     assert kernel.state.n[0] == s.num_blocks - 1
 
 
-@pytest.mark.parametrize("text", ["sglang", "sglang-mixed", "trtllm-no-evict", "trtllm-max-utilization"])
+@hypothesis_settings(max_examples=70, deadline=None)
+@given(s=engines(), load=loads(), window=st.sampled_from([0, 0, 50]), threshold=st.sampled_from([0, 0, 9]),
+       watermark=st.sampled_from([0.0, 0.2]), reserve=st.booleans(), host=st.sampled_from([None, None, 0]))  # fmt: skip
+def test_swapping_twins(
+    s: SchedulerSettings, load: Traffic, window: int, threshold: int, watermark: float, reserve: bool, host: int | None
+) -> None:
+    """With no host memory it is vLLM's own preemption."""
+    s = replace(s, long_prefill_token_threshold=threshold, watermark_fraction=watermark,
+                scheduler_reserve_full_isl=reserve, max_num_batched_tokens=130)  # fmt: skip
+    options = SwapOptions(block_bytes=1e6, link_bytes_per_s=1e9, latency_s=1e-4, host_blocks=host)
+    run = ReferenceEngine(s, load, figures(window), scheduler=SwapScheduler(s, options)).run()
+    kernel = policy_kernel(s, options, load, cost(window))
+    assert kernel.advance()
+    same(kernel, run)
+    assert kernel.state.n[0] == s.num_blocks - 1
+
+
+@pytest.mark.parametrize("text", ["swap", "sglang", "sglang-mixed", "trtllm-no-evict", "trtllm-max-utilization"])
 def test_a_deployment_gets_the_same_times_from_both(text: str) -> None:
     import math
 

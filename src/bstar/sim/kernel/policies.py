@@ -1,4 +1,4 @@
-"""SGLang's and TensorRT-LLM's schedulers in time, from event to event.
+"""SGLang's and TensorRT-LLM's schedulers, and swapping, in time, from event to event.
 
 Every event is planned request by request, as the readable schedulers do (`bstar.sim.policies`). Where the step that
 was planned is nothing but decodes and the next ones can only be like it, they are one closed-form run: until a
@@ -21,6 +21,7 @@ from bstar.sim.kernel.policy_state import (
     DECAYS,
     EVENTS,
     EXPECTED,
+    EXTRA,
     FINISHED,
     FLIGHT,
     FLIGHT_ROW,
@@ -31,6 +32,7 @@ from bstar.sim.kernel.policy_state import (
     HEAD,
     IN_FLIGHT,
     LOOKED,
+    MOVED,
     NEXT,
     NOW,
     POLLS,
@@ -39,6 +41,8 @@ from bstar.sim.kernel.policy_state import (
     SGLANG,
     STEP,
     STEPS,
+    SWAPPED,
+    SWAPPING,
     VICTIMS,
     WAITING,
     PolicyState,
@@ -71,6 +75,7 @@ from bstar.sim.kernel.state import (
     TIE,
     Floats,
 )
+from bstar.sim.kernel.swapping import plan_swapping
 from bstar.sim.kernel.trtllm import ending, plan_trtllm
 
 
@@ -101,6 +106,8 @@ def advance_policy(
                     look(s)
             if plan_sglang(rules, requests, s):
                 return ENDLESS
+        elif rules.scheme == SWAPPING:
+            plan_swapping(rules, requests, s)
         else:
             plan_trtllm(rules, requests, s)
         if n[VICTIMS] > 0 and n[ALIVE] == 0 and n[FREE] == rules.num_blocks - 1 and (
@@ -134,7 +141,7 @@ def advance_policy(
         else:
             _collect(s, samples)
             ended = _end_step(requests, s, rows, gaps, keep, n[FLIGHT], row, start_s, t[NOW], rules)
-        if prompts == 0 and n[STEP] > 0 and samples == n[STEP] and n[VICTIMS] == 0 and (
+        if prompts == 0 and n[STEP] > 0 and samples == n[STEP] and n[VICTIMS] == 0 and n[MOVED] == 0 and (
             ended == 0 or n[WAITING] == 0  # else who waits may have the room from the next step on
         ):
             _extend(rules, requests, s, cost, rows, gaps, keep, start_s, until_s)
@@ -185,6 +192,7 @@ def _start_step(
         seconds = cost.decode_s[decodes] + reach_s
     else:
         seconds = mixed_step_s(cost, x, tokens_total, decodes + prompts, reach_s)
+    seconds += s.t[EXTRA]
     n[STEPS] += 1
     s.t[NOW] = start_s + seconds
     if keep:
@@ -248,6 +256,9 @@ def _end_step(
                 n[ALIVE] -= 1
             else:
                 _unqueue(s, r)
+                if s.kept[r] > 0:
+                    s.kept[r] = 0
+                    n[SWAPPED] -= 1
             if rules.clients > 0 and n[NEXT] < requests.arrival_s.size:
                 _send(requests, s, now)
     if keep:
@@ -306,7 +317,7 @@ def _extend(
     else:
         if n[BATCH] != count:
             return
-        looks = n[WAITING] == 0
+        looks = n[WAITING] == 0 or rules.threshold > 0
     most = 1 << 40
     s.phases[:] = 0
     for i in range(count):

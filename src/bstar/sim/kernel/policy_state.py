@@ -1,4 +1,4 @@
-"""What the kernel of SGLang's and TensorRT-LLM's schedulers reads and writes: flat arrays, as in `kernel.state`.
+"""What the kernel of SGLang's and TensorRT-LLM's schedulers and of swapping reads and writes: flat arrays.
 
 The lists of running requests are short and are walked at every event; nothing is walked between events.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bstar.sim.kernel.state import Floats, Ints
 
-SGLANG, NO_EVICT, MAX_UTILIZATION = 0, 1, 2
+SGLANG, NO_EVICT, MAX_UTILIZATION, SWAPPING = 0, 1, 2, 3
 
 # PolicyState.n
 FREE = 0  # free blocks
@@ -27,15 +27,19 @@ VICTIMS = 15
 FLIGHT, FLIGHT_ROW, IN_FLIGHT = 16, 17, 18  # samples of the step that runs (async scheduling), its row, whether
 ROWS, GAPS = 19, 20
 FINISHED, AT_FAULT, EVENTS, STEPS = 21, 22, 23, 24
-NUM_COUNTS = 25
+SWAPPED = 25  # requests at the head of the queue whose cache is in host memory
+MOVED = 26  # blocks that the step being planned moves to or from host memory
+NUM_COUNTS = 27
 # PolicyState.t
-NOW, SEEN, RATIO, FLIGHT_START = 0, 1, 2, 3
+NOW, SEEN, RATIO, FLIGHT_START, EXTRA = 0, 1, 2, 3, 4
 
 
 class Rules(NamedTuple):
     """The settings as numbers; flags are 0 or 1.
 
     chunk    SGLang: prompt tokens of a step; TensorRT-LLM: the unit of chunks; 0: prompts are not split
+    threshold … watermark   vLLM's, as in `kernel.state.Limits`
+    swap, block_s, latency_s   whether the preempted go to host memory; seconds per block and per transfer
     """
 
     scheme: int
@@ -55,6 +59,15 @@ class Rules(NamedTuple):
     least_ratio: float
     decay: float
     clients: int
+    chunked: int
+    threshold: int
+    adaptive: int
+    batched_tokens: int
+    reserve: int
+    watermark: int
+    swap: int
+    block_s: float
+    latency_s: float
 
 
 class Requests(NamedTuple):
@@ -68,7 +81,8 @@ class Requests(NamedTuple):
 
 
 class PolicyState(NamedTuple):
-    """Per request: known, promised, computed, target, held (blocks), gone (1: finished), last_s (its last token).
+    """Per request: known, promised, computed, target, held (blocks), kept (tokens in host memory), gone (1: finished),
+    last_s (its last token).
 
     queue, order       rings and lists of request numbers
     batch, prefilled   running requests
@@ -81,6 +95,7 @@ class PolicyState(NamedTuple):
     computed: Ints
     target: Ints
     held: Ints
+    kept: Ints
     gone: Ints
     preemptions: Ints
     scheduled_s: Floats

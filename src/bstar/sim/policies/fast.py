@@ -1,4 +1,4 @@
-"""SGLang's and TensorRT-LLM's policies by the compiled kernel. It caches no prefixes and knows no sessions."""
+"""SGLang's and TensorRT-LLM's policies and swapping by the compiled kernel: without prefix caching and sessions."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from bstar.sim.kernel.policy_state import (
     RATIO,
     ROWS,
     SGLANG,
+    SWAPPING,
     PolicyState,
     Requests,
     Rules,
@@ -34,6 +35,7 @@ from bstar.sim.kernel.policy_state import (
 from bstar.sim.kernel.state import ENDED, ENDLESS, FULL, PAUSED, RUN_SPANS, STUCK
 from bstar.sim.kernel_run import step_log
 from bstar.sim.policies.sglang import SglangOptions
+from bstar.sim.policies.swap import SwapOptions
 from bstar.sim.policies.trtllm import TrtllmOptions
 from bstar.sim.settings import SchedulerSettings
 from bstar.sim.step_cost import step_cost
@@ -42,6 +44,7 @@ from bstar.traffic.load import Traffic
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+KernelOptions = SglangOptions | TrtllmOptions | SwapOptions
 _SLICES = 200
 
 
@@ -102,7 +105,7 @@ class PolicyKernel:
 
 
 def policy_kernel(
-    settings: SchedulerSettings, options: SglangOptions | TrtllmOptions, traffic: Traffic, cost: StepCost, *,
+    settings: SchedulerSettings, options: KernelOptions, traffic: Traffic, cost: StepCost, *,
     keep_runs: bool = True,
 ) -> PolicyKernel:  # fmt: skip
     """The kernel before its first step."""
@@ -122,7 +125,7 @@ def policy_kernel(
 
 
 def run_fast(
-    deployed: DeployedEngine, options: SglangOptions | TrtllmOptions, traffic: Traffic, until_s: float,
+    deployed: DeployedEngine, options: KernelOptions, traffic: Traffic, until_s: float,
     progress: Progress | None,
 ) -> EngineRun:  # fmt: skip
     """Serve `traffic`, to the end, to `until_s` or to an interrupt."""
@@ -154,14 +157,16 @@ def run_fast(
     )  # fmt: skip
 
 
-def _whole_prompts(settings: SchedulerSettings, options: SglangOptions | TrtllmOptions) -> bool:
+def _whole_prompts(settings: SchedulerSettings, options: KernelOptions) -> bool:
     return isinstance(options, SglangOptions) and options.chunk(settings) != settings.token_budget
 
 
 def _grants(
-    settings: SchedulerSettings, options: SglangOptions | TrtllmOptions, traffic: Traffic, prompt: Ints
+    settings: SchedulerSettings, options: KernelOptions, traffic: Traffic, prompt: Ints
 ) -> Ints:
     asked = np.ascontiguousarray(traffic.output_tokens, dtype=np.int64)
+    if isinstance(options, SwapOptions):
+        return asked
     if options.answer_tokens is not None:
         asked = np.maximum(asked, options.answer_tokens)
     if isinstance(options, TrtllmOptions):
@@ -170,9 +175,12 @@ def _grants(
     return np.maximum(np.minimum(asked, longest - prompt - 1), 1)
 
 
-def _rules(settings: SchedulerSettings, options: SglangOptions | TrtllmOptions, *, clients: int) -> Rules:
+def _rules(settings: SchedulerSettings, options: KernelOptions, *, clients: int) -> Rules:
     sglang = options if isinstance(options, SglangOptions) else SglangOptions()
-    if isinstance(options, TrtllmOptions):
+    swap = options if isinstance(options, SwapOptions) else None
+    if swap is not None:
+        scheme, chunk = SWAPPING, 0
+    elif isinstance(options, TrtllmOptions):
         scheme = NO_EVICT if options.capacity == "guaranteed-no-evict" else MAX_UTILIZATION
         chunk = (options.chunk_unit or settings.block_size) if settings.enable_chunked_prefill else 0
     else:
@@ -183,6 +191,12 @@ def _rules(settings: SchedulerSettings, options: SglangOptions | TrtllmOptions, 
         chunk=chunk, max_prefill=sglang.max_prefill_tokens, mixed=int(sglang.mixed_chunk),
         recv_interval=sglang.recv_interval, clip=sglang.clip_tokens, retract_steps=sglang.retract_steps,
         first_ratio=sglang.first_ratio, least_ratio=sglang.least_ratio, decay=sglang.decay, clients=clients,
+        chunked=int(settings.enable_chunked_prefill), threshold=settings.long_prefill_token_threshold,
+        adaptive=int(settings.long_prefill_token_threshold_adaptive), batched_tokens=settings.max_num_batched_tokens,
+        reserve=int(settings.scheduler_reserve_full_isl), watermark=settings.watermark_blocks,
+        swap=int(swap is not None and swap.host_blocks is None),
+        block_s=0.0 if swap is None else swap.block_bytes / swap.link_bytes_per_s,
+        latency_s=0.0 if swap is None else swap.latency_s,
     )  # fmt: skip
 
 
@@ -194,14 +208,14 @@ def _state(
     def zeros(size: int = n) -> Ints:
         return np.zeros(size, dtype=np.int64)
 
-    counts, times = zeros(NUM_COUNTS), np.zeros(4)
+    counts, times = zeros(NUM_COUNTS), np.zeros(5)
     counts[FREE], counts[EXPECTED], counts[CHUNKED], counts[NEXT] = settings.num_blocks - 1, known, -1, known
     times[RATIO] = rules.first_ratio
     order = np.arange(n, dtype=np.int64)
     return PolicyState(
-        known=requests.prompt.copy(), promised=zeros(), computed=zeros(), target=zeros(), held=zeros(), gone=zeros(),
-        preemptions=zeros(), scheduled_s=np.full(n, np.nan), first_s=np.full(n, np.nan), finish_s=np.full(n, np.nan),
-        last_s=np.full(n, np.nan), queue=zeros(n + 1), order=order, batch=zeros(seats), prefilled=zeros(seats),
+        known=requests.prompt.copy(), promised=zeros(), computed=zeros(), target=zeros(), held=zeros(), kept=zeros(),
+        gone=zeros(), preemptions=zeros(), scheduled_s=np.full(n, np.nan), first_s=np.full(n, np.nan),
+        finish_s=np.full(n, np.nan), last_s=np.full(n, np.nan), queue=zeros(n + 1), order=order, batch=zeros(seats), prefilled=zeros(seats),
         step=zeros(seats), take=zeros(seats), fit=zeros(seats), fit_tokens=zeros(seats), victims=zeros(seats),
         flight=zeros(seats), phases=zeros(settings.block_size), x=np.zeros(cost.linear.size), n=counts, t=times,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from bstar.latency.step_model import step_model
 from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import kv_bytes_per_token
 from bstar.sim.deployed import DeployedEngine, StepFigures, step_figures
-from bstar.sim.policies.fast import can_run_fast, run_fast
+from bstar.sim.policies.fast import KernelOptions, can_run_fast, run_fast
 from bstar.sim.policies.lockstep import LockStepScheduler, lock_step_figures
 from bstar.sim.policies.options import options_from, split_policy
 from bstar.sim.policies.sglang import SglangOptions, SglangScheduler
@@ -51,7 +51,7 @@ class _Built:
     settings: SchedulerSettings
     scheduler: Scheduler
     figures: Figures | None = None
-    fast: SglangOptions | TrtllmOptions | None = None  # the compiled kernel knows it
+    fast: KernelOptions | None = None  # the compiled kernel knows it
 
 
 def policy_names() -> tuple[str, ...]:
@@ -128,7 +128,8 @@ def _swap(deployed: DeployedEngine, given: Options) -> _Built:
     if link is not None:
         known |= {"link_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}
     options = options_from(SwapOptions, given, policy="swap", **known)
-    return _Built(deployed.settings, SwapScheduler(deployed.settings, options))
+    fast = options if options.host_blocks is None else None
+    return _Built(deployed.settings, SwapScheduler(deployed.settings, options), fast=fast)
 
 
 def _speculative(deployed: DeployedEngine, given: Options) -> _Built:
