@@ -14,6 +14,7 @@ from bstar.sim.kernel.state import (
     FREE,
     LEAST_FREE,
     NUM_COUNTS,
+    PENDING,
     RUN_SPANS,
     SLOT_BITS,
     TAIL,
@@ -203,18 +204,19 @@ def blocks_of(settings: SchedulerSettings, loaded: KernelLoad) -> Blocks:
 
 def engine_of(
     settings: SchedulerSettings, cost: StepCost, order: ArrayLike, num_requests: int, *, log_rows: int = 0,
-    run_rows: int = 0, list_finished: bool = False,
+    run_rows: int = 0, list_finished: bool = False, first_place: int = 0,
 ) -> Engine:  # fmt: skip
-    """An idle engine at time 0 that expects the requests `order`."""
+    """An idle engine at time 0 that expects the requests `order`; they start at `first_place` of `order`."""
     seats = settings.seat_limit + 1
     groups = len(cost.span_limit)
     if seats * max(groups, 1) >= 1 << SLOT_BITS:
         raise SpecError(f"max_num_seqs: the simulator takes at most {(1 << SLOT_BITS) // max(groups, 1) - 2:,}")
     queue = np.zeros(num_requests, _SMALL)
     known = np.asarray(order, dtype=_SMALL)
-    queue[: known.size] = known
+    queue[first_place : first_place + known.size] = known
     n = np.zeros(NUM_COUNTS, np.int64)
-    n[TAIL], n[UNUSED], n[EXPECTED], n[FREE] = -1, seats, known.size, settings.num_blocks - 1
+    n[TAIL], n[UNUSED], n[FREE] = -1, seats, settings.num_blocks - 1
+    n[PENDING], n[EXPECTED] = first_place, first_place + known.size
     n[LEAST_FREE] = n[FREE]
     room = num_requests if settings.policy == "priority" else seats
     return Engine(

@@ -70,6 +70,8 @@ class KernelEngine:
         self.state: Engine = engine_of(
             settings, cost, loaded.order if expects_order else [], count, list_finished=list_finished,
             log_rows=rows if keep_decisions else 0, run_rows=rows if keep_runs else 0,
+            # Later turns come between arrivals that are given: those before them move up.
+            first_place=count - loaded.order.size if again and loaded.load.child.size else 0,
         )  # fmt: skip
         # Where full run logs go (rows, irregular gaps) instead of being kept; both are overwritten afterwards.
         self.sink: Callable[[Floats, Floats], None] | None = None

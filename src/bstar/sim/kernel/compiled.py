@@ -5,13 +5,19 @@
                 function itself
     inlined     merged into the caller: what takes NamedTuples of many arrays would copy them at every call
 
+numba notices a changed file of a function, not of those it calls: a cached function is taken for stale when any file
+of the kernel has changed.
+
 Nothing is allocated in compiled code and arrays outlive the call, so the numba runtime is off: no references are
 counted, which would cost more than the work between two events.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit
@@ -24,13 +30,13 @@ _INLINED: dict[str, Any] = {**_ALL, "inline": "always"}
 
 def entry(function: F) -> F:
     """Compile a function that Python calls."""
-    compiled: F = njit(**_ALL)(function)
+    compiled: F = _watched(njit(**_ALL)(function))
     return compiled
 
 
 def part(function: F) -> F:
     """Compile a function that only compiled functions call."""
-    compiled: F = njit(**_PART)(function)
+    compiled: F = _watched(njit(**_PART)(function))
     return compiled
 
 
@@ -38,3 +44,19 @@ def inlined(function: F) -> F:
     """Compile a function into each of its callers."""
     compiled: F = njit(**_INLINED)(function)
     return compiled
+
+
+def _watched(compiled: Any) -> Any:
+    """The function with a cache that is as old as the youngest file it can depend on."""
+    file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if file is not None and hasattr(file, "_source_stamp"):
+        folder = Path(inspect.getfile(compiled.py_func)).parent
+        file._source_stamp = (file._source_stamp, _stamp(Path(__file__).parent), _stamp(folder))
+    return compiled
+
+
+@lru_cache(maxsize=8)
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the Python files of a folder; under JIT-free runs and in archives there may be none."""
+    found = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)

@@ -25,7 +25,6 @@ from bstar.sim.kernel.queue import head_of, leave_queue, take_arrivals, take_com
 from bstar.sim.kernel.shortage import plan_by_request, reach_of_taken, settle_by_request
 from bstar.sim.kernel.spans import cross_spans, enter_spans, purged, recount_spans
 from bstar.sim.kernel.state import (
-    ARRIVED,
     AT_FAULT,
     BLOCKED,
     CONTEXTS,
@@ -52,6 +51,7 @@ from bstar.sim.kernel.state import (
     LOOKS,
     NOW,
     PAUSED,
+    PENDING,
     PREFILL,
     PREFILLING,
     RUN_SPANS,
@@ -106,9 +106,9 @@ def advance(
             n[BLOCKED] = 0
             if n[RUNNING] == 0:
                 n[IN_FLIGHT] = 0
-                if n[ARRIVED] >= n[EXPECTED]:
+                if n[PENDING] >= n[EXPECTED]:
                     return ENDED
-                following = load.arrival_s[engine.order[n[ARRIVED]]]
+                following = load.arrival_s[engine.order[n[PENDING]]]
                 if following >= until_s:
                     return PAUSED
                 t[NOW] = max(t[NOW], following)
@@ -171,9 +171,9 @@ def advance(
                 t[NOW] += limits.empty_step_s
         elif not n[IN_FLIGHT] and n[FINISHING] == 0:
             n[AT_FAULT] = head_of(limits, load, engine)
-            if n[ARRIVED] >= n[EXPECTED] or not limits.by_priority or n[RUNNING] > 0:
+            if n[PENDING] >= n[EXPECTED] or not limits.by_priority or n[RUNNING] > 0:
                 return STUCK
-            following = load.arrival_s[engine.order[n[ARRIVED]]]
+            following = load.arrival_s[engine.order[n[PENDING]]]
             if following >= until_s:
                 return PAUSED
             t[NOW] = max(t[NOW], following)
@@ -210,8 +210,8 @@ def _run_decodes(
             most = min(most, (engine.crossings[0] >> SLOT_BITS) - n[STEPS])
     if n[FINISHING] > 0 and (waiting > 0 or engine.log.shape[0] > 0 or engine.runs.shape[0] > 0):
         most = 1  # their seats and blocks are free after one step, which those that wait and the logs shall see
-    if n[ARRIVED] < n[EXPECTED] and (waiting == 0 or limits.by_priority):
-        wait_s = load.arrival_s[engine.order[n[ARRIVED]]] / TIE - now
+    if n[PENDING] < n[EXPECTED] and (waiting == 0 or limits.by_priority):
+        wait_s = load.arrival_s[engine.order[n[PENDING]]] / TIE - now
         most = min(most, max(steps_to_reach(base_s, slope_s, wait_s, most) + limits.pipelined, 1))
     if until_s < np.inf:
         most = min(most, max(steps_to_reach(base_s, slope_s, until_s / TIE - now, most), 1))

@@ -25,6 +25,7 @@ from bstar.sim.kernel.state import (
     IN_FLIGHT,
     NEXT_ROOT,
     NOW,
+    PENDING,
     RUNNING,
     SLOT_BITS,
     SLOT_MASK,
@@ -152,16 +153,30 @@ def answered(
 
 @part
 def expect(arrival_s: Floats, n: Ints, order: SmallInts, at_s: float, request: int) -> None:
-    """`request` will arrive at `at_s`: insert it into the part of the queue that is still to come."""
+    """`request` will arrive at `at_s`: insert it into the part of the queue that is still to come.
+
+    Whichever side of its place has fewer entries makes room: with many arrivals given in advance, those before it.
+    """
     arrival_s[request] = at_s
-    at = n[EXPECTED]
-    while at > n[ARRIVED] and (
-        arrival_s[order[at - 1]] > at_s or (arrival_s[order[at - 1]] == at_s and order[at - 1] > request)
-    ):
-        order[at] = order[at - 1]
-        at -= 1
-    order[at] = request
-    n[EXPECTED] += 1
+    low, high = n[PENDING], n[EXPECTED]
+    while low < high:
+        middle = (low + high) >> 1
+        other = order[middle]
+        if arrival_s[other] < at_s or (arrival_s[other] == at_s and other < request):
+            low = middle + 1
+        else:
+            high = middle
+    before, after = low - n[PENDING], n[EXPECTED] - low
+    if n[PENDING] > n[ARRIVED] and (before <= after or n[EXPECTED] == order.size):
+        for i in range(n[PENDING], low):
+            order[i - 1] = order[i]
+        order[low - 1] = request
+        n[PENDING] -= 1
+    else:
+        for i in range(n[EXPECTED], low, -1):
+            order[i] = order[i - 1]
+        order[low] = request
+        n[EXPECTED] += 1
 
 
 @inlined
@@ -169,13 +184,18 @@ def take_arrivals(limits: Limits, load: Load, engine: Engine, planned_at: float)
     """Requests that have arrived join the queue. Returns how many wait."""
     n = engine.n
     latest = planned_at * TIE
-    while n[ARRIVED] < n[EXPECTED] and load.arrival_s[engine.order[n[ARRIVED]]] <= latest:
+    while n[PENDING] < n[EXPECTED] and load.arrival_s[engine.order[n[PENDING]]] <= latest:
+        request = engine.order[n[PENDING]]
+        engine.order[n[ARRIVED]] = request
+        n[PENDING] += 1
         if limits.by_priority:
-            urgency = load.urgency[engine.order[n[ARRIVED]]]
+            urgency = load.urgency[request]
             n[FRONT] = push(engine.front, n[FRONT], urgency)
             if engine.front[0] == urgency:
                 n[BLOCKED] = 0
         n[ARRIVED] += 1
+    if limits.by_priority:
+        n[ADMITTED] = n[ARRIVED]  # they wait in the heap
     return waiting_of(limits, n)
 
 

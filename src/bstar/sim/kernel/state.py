@@ -48,14 +48,15 @@ CROSSINGS = 9  # size of the heap of window crossings
 FRONT = 10  # preempted requests, last in first out; by priority: all that wait, a heap of urgencies
 FINISHING = 11  # slots in state DONE
 UNUSED = 12  # empty slots on the stack
-ARRIVED, ADMITTED, EXPECTED = 13, 14, 15  # how far the queue `order` is seen, taken and known
+ARRIVED, ADMITTED, EXPECTED = 13, 14, 15  # `order`: end of those that have arrived, of those admitted, of all
 NEXT_ROOT = 16  # first request that no client has sent
 BLOCKED = 17  # 1: the head of the queue waits for a completion; 2: for fewer decoding slots (tokens)
 IN_FLIGHT = 18  # a step runs whose outputs are not known yet (async scheduling)
 LATE = 19  # decoding slots that were passed over in the last step
 LOGGED, RUNS, GAPS, FINISHED = 20, 21, 22, 23  # rows in use
 EVENTS, LOOKS, LEAST_FREE, AT_FAULT = 24, 25, 26, 27
-NUM_COUNTS = 28
+PENDING = 28  # `order`: first of those that are still to come
+NUM_COUNTS = 29
 # Engine.t
 NOW, SEEN = 0, 1  # the clock; when the step in flight was started
 
@@ -192,7 +193,7 @@ class Engine(NamedTuple):
     """Where one engine stands.
 
     n, t        numbers and times, by the indices above
-    order       the queue: requests in the order of arrival
+    order       requests in the order of arrival: those that have arrived, room, those still to come
     known       tokens of a preempted request, prompt and generated (0: the prompt)
     last_s      last token of a preempted request
     running     slots in the order of admission; -1: gone
