@@ -31,6 +31,7 @@ _COUNTS: Final = {
 }  # fmt: skip
 
 
+_PIECE: Final = 1024
 _NAMES: Final = (*_SECONDS, *_COUNTS, "sequences", "used_blocks", "flops", "compute_s", "memory_s")
 
 
@@ -86,20 +87,22 @@ class RunWork:
         self.stages = float(model.pipeline_stages)
         rows = [_weights_of(statistic, model, cost, self.width) for statistic in model.step.statistics]
         counts = np.array(rows)  # statistics per unit of each column
-        self.linear = np.stack([
-            counts.T @ model.step.flops.sum(axis=0), counts.T @ model.rates[3].sum(axis=0) / self.stages,
-            counts.T @ model.rates[4].sum(axis=0) / self.stages,
-        ], axis=1)  # fmt: skip
+        flops, compute, memory = model.step.flops, model.rates[3], model.rates[4]
         # Weights, by what makes them active and by the experts that are missed.
         miss = np.zeros(len(model.weights_s))
         miss[model.routed] = model.miss
-        self.tokens = counts[model.step.expert_tokens_index] / self.stages
         groups: dict[tuple[int, float], float] = {}
         for row, base, seconds in zip(
             model.row_index.tolist(), miss.tolist(), model.light_weights_s.tolist(), strict=True
         ):
             groups[row, base] = groups.get((row, base), 0.0) + seconds
-        self.weights = [(counts[row], base, s) for (row, base), s in groups.items() if s > 0]
+        self.weights = [(base, seconds) for (_, base), seconds in groups.items()]
+        # One product of a chunk's columns: FLOPs, compute and memory seconds, expert tokens, what activates weights.
+        self.linear = np.stack([
+            counts.T @ flops.sum(axis=0), counts.T @ compute.sum(axis=0) / self.stages,
+            counts.T @ memory.sum(axis=0) / self.stages, counts[model.step.expert_tokens_index] / self.stages,
+            *(counts[row] for row, _ in groups),
+        ], axis=1)  # fmt: skip
 
     def of(self, runs: Floats) -> tuple[Floats, Floats, Floats]:
         """(FLOPs, compute seconds, memory seconds) of each run: sums over its steps."""
@@ -107,11 +110,13 @@ class RunWork:
         for g in range(self.spans):  # reach halfway through the run
             at = _SPANS + 2 * self.prompts + 2 * g
             mean[:, at] += runs[:, at + 1] * ((steps - 1.0) / 2.0)
-        work = mean @ self.linear
+        work = np.empty((len(mean), self.linear.shape[1]))
+        for first in range(0, len(mean), _PIECE):  # small enough that the product does not start threads
+            np.matmul(mean[first : first + _PIECE], self.linear, out=work[first : first + _PIECE])
         memory_s = work[:, 2]
-        for needed, miss, seconds in self.weights:
-            active = (mean @ needed) > 0
-            touched = active * (1.0 - miss ** (mean @ self.tokens)) if miss > 0 else active
+        for g, (miss, seconds) in enumerate(self.weights):
+            active = work[:, 4 + g] > 0
+            touched = active * (1.0 - miss ** work[:, 3]) if miss > 0 else active
             memory_s = memory_s + seconds * touched
         return steps * work[:, 0], steps * work[:, 1], steps * memory_s
 
