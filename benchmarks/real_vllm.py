@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +58,27 @@ class Measured:
         return self.last_s - self.intended_s
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running vLLM server: its port, and the first of its processes."""
+
+    port: int
+    leader: int
+
+    def others_s(self) -> float:
+        """Processor seconds so far of everybody else on this machine, what the hypervisor took included."""
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        user, nice, system, _, _, irq, soft, steal = (int(f) for f in fields[:8])
+        ticks = user + nice + system + irq + soft + steal
+        for stat in (Path("/proc/self"), *_group(self.leader)):
+            with suppress(OSError):
+                ticks -= sum(int(f) for f in _stat(stat)[11:13])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def server(folder: Path, config: dict[str, object], flags: list[str]) -> Iterator[int]:
-    """vLLM serving a Llama-shaped model of `config` from `folder`; yields its port, and ends it whatever happens."""
+def server(folder: Path, config: dict[str, object], flags: list[str]) -> Iterator[Server]:
+    """vLLM serving a Llama-shaped model of `config` from `folder`; ended whatever happens."""
     python = Path(os.environ.get("BSTAR_VLLM_VENV") or ROOT / ".vllm") / "bin" / "python"
     if not python.exists():
         raise SystemExit("no environment with vLLM: make vllm, or set BSTAR_VLLM_VENV")
@@ -87,7 +105,7 @@ def server(folder: Path, config: dict[str, object], flags: list[str]) -> Iterato
         _wait(process, port, log)
         if len(cpus) > 1:
             _hold(process.pid, worker_cpus=set(cpus[:-1]), others=cpus[-1])
-        yield port
+        yield Server(port, process.pid)
     finally:
         _stop(process)
 
@@ -106,16 +124,18 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise SystemExit(f"vLLM was not ready after {READY_S} s:\n{log.read_text(errors='replace')[-3000:]}")
 
 
+def _stat(process: Path) -> list[str]:
+    """/proc/PID/stat after the name: state, parent, group, …; 11 and 12 are user and system ticks."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
 def _group(leader: int) -> list[Path]:
     """Folders in /proc of the processes of a process group."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == leader:
-            found.append(stat.parent)
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(_stat(process)[2]) == leader:
+                found.append(process)
     return found
 
 
