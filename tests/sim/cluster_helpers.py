@@ -8,11 +8,13 @@ import numpy as np
 
 import bstar
 from bstar.physics.batch import BatchShape
+from bstar.sim.cluster.fast import run_fast
 from bstar.sim.cluster.fleet import Autoscaler
 from bstar.sim.cluster.ledger import Ledger
 from bstar.sim.cluster.loop import Cluster, Fleet
 from bstar.sim.cluster.replica import Replica
 from bstar.sim.cluster.routers import Router
+from bstar.sim.decisions import unit_cost
 from bstar.sim.deployed import StepFigures
 from bstar.sim.settings import SchedulerSettings
 from bstar.specs.deployment import Deployment
@@ -57,6 +59,14 @@ def cluster(
         lambda number, ready_s, finished: Replica(number, settings, figures, ledger, finished, ready_s=ready_s))
     out.run()
     return out
+
+
+def serve(load: Traffic, replicas: int, router: str, seed: int = 0):
+    """`cluster(load, replicas, router)` with the compiled engines: waits and stays in seconds, replicas."""
+    cost = unit_cost(SERVER)
+    cost = cost._replace(step_s=0.0, linear=np.array([0.0, 1e-3, 0.0, 0.0]), decode_s=np.zeros_like(cost.decode_s))
+    run = run_fast(SERVER, cost, load, Router(router, load, seed=seed), Fleet(replicas=replicas), keep_runs=False)
+    return run.out.scheduled_s - load.arrival_s, run.out.finish_s - load.arrival_s, run.replica
 
 
 def markov(rate_per_s: float, mean_s: float, count: int, seed: int) -> Traffic:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cluster_helpers import affine, cluster, markov, mixed, small, tight
+from cluster_helpers import affine, cluster, markov, mixed, serve, small, tight
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -84,37 +84,47 @@ def test_every_router_serves_every_token():
         assert run.ledger.replica.min() >= 0
 
 
+def test_readable_and_compiled_servers_are_the_same():
+    load = markov(rate_per_s=8.0, mean_s=0.5, count=300, seed=5)
+    for router in ("random", "power-of-two", "least-outstanding"):
+        ledger, (wait_s, _, replica) = cluster(load, 6, router).ledger, serve(load, 6, router)
+        np.testing.assert_allclose(ledger.scheduled_s - ledger.arrival_s, wait_s, rtol=1e-9, atol=1e-9)
+        assert np.array_equal(ledger.replica, replica)
+
+
 def test_random_routing_makes_separate_single_servers():
     """A Poisson stream dealt at random is Poisson: each replica is M/M/1, mean wait ρ/(1 − ρ) services."""
-    load, rho = markov(rate_per_s=8 * 0.6 / 0.5, mean_s=0.5, count=30_000, seed=6), 0.6
-    ledger = cluster(load, 8, "random").ledger
-    wait = ledger.scheduled_s - ledger.arrival_s
-    batches = wait[2000:].reshape(-1, 1000).mean(axis=1)
+    rho = 0.6
+    load = markov(rate_per_s=8 * rho / 0.5, mean_s=0.5, count=200_000, seed=6)
+    batches = serve(load, 8, "random")[0][20_000:].reshape(-1, 4500).mean(axis=1)
     half = 3.2 * batches.std(ddof=1) / np.sqrt(batches.size)
-    assert wait[2000:].mean() == pytest.approx(0.5 * rho / (1 - rho), abs=half)
+    assert half < 0.04
+    assert batches.mean() == pytest.approx(0.5 * rho / (1 - rho), abs=half)
 
 
 def test_the_more_a_router_sees_the_less_requests_wait():
-    """Mean wait: M/M/c with one queue ≤ least outstanding ≤ power of two ≤ random, on the same requests."""
+    """Mean wait: M/M/c with one queue ≤ least outstanding ≤ power of two ≤ round robin ≤ random, on the same load."""
     replicas, rho, service_s = 8, 0.8, 0.5
-    load = markov(rate_per_s=replicas * rho / service_s, mean_s=service_s, count=12_000, seed=7)
-    waits = {}
-    for router in ("random", "power-of-two", "least-outstanding", "round-robin"):
-        ledger = cluster(load, replicas, router).ledger
-        waits[router] = float((ledger.scheduled_s - ledger.arrival_s)[1000:].mean())
+    load = markov(rate_per_s=replicas * rho / service_s, mean_s=service_s, count=200_000, seed=7)
+    names = ("least-outstanding", "power-of-two", "round-robin", "random")
+    waits = [float(serve(load, replicas, router)[0][20_000:].mean()) for router in names]
     one_queue_s = mmc_mean_wait_s(replicas * rho / service_s, service_s, replicas)
-    assert 0.8 * one_queue_s < waits["least-outstanding"] < waits["power-of-two"] < waits["random"]
-    assert waits["round-robin"] < waits["random"]
+    assert [one_queue_s, *waits] == sorted([one_queue_s, *waits])
 
 
 def test_power_of_two_has_the_mean_field_queue():
     """P(queue ≥ k) → ρ^(2^k − 1) for many replicas (Vvedenskaya, Dobrushin and Karpelevich 1996)."""
-    replicas, rho, service_s = 64, 0.7, 0.5
-    load = markov(rate_per_s=replicas * rho / service_s, mean_s=service_s, count=20_000, seed=8)
-    ledger = cluster(load, replicas, "power-of-two").ledger
-    stay_s = (ledger.finish_s - ledger.arrival_s)[4000:].mean()
+    replicas, rho, service_s = 200, 0.7, 0.5
+    load = markov(rate_per_s=replicas * rho / service_s, mean_s=service_s, count=200_000, seed=8)
+    stay_s = float(serve(load, replicas, "power-of-two")[1][40_000:].mean())
     queue = sum(rho ** (2**k - 1) for k in range(1, 12))
-    assert stay_s == pytest.approx(service_s * queue / rho, rel=0.05)
+    assert stay_s == pytest.approx(service_s * queue / rho, rel=0.02)
+
+
+def test_one_replica_with_many_seats_is_one_queue_for_many_servers():
+    """Requests of one token a step of constant length: a replica of c seats is M/G/c; at c = 1 it is M/M/1."""
+    load, rho = markov(rate_per_s=0.5 / 0.5, mean_s=0.5, count=200_000, seed=9), 0.5
+    assert serve(load, 1, "round-robin")[0][20_000:].mean() == pytest.approx(0.5 * rho / (1 - rho), rel=0.05)
 
 
 def test_a_session_stays_where_it_began():

@@ -16,9 +16,10 @@ from bstar.sim.cluster.loop import Fleet
 from bstar.sim.cluster.routers import Router
 from bstar.sim.deployed import deployed_engine
 from bstar.sim.step_cost import step_cost
-from bstar.traffic import poisson, sessions
+from bstar.traffic import closed_loop, poisson, sessions
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
+RANDOM = [Phase.explicit, Phase.reuse, Phase.generate]  # an example takes long: smaller ones are not looked for
 COUNTS = ("replica", "output_tokens", "num_preemptions", "cached_tokens")
 
 
@@ -33,7 +34,7 @@ def assert_twins(d, load, **options):
     return slow, fast
 
 
-@examples(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@examples(max_examples=25, deadline=None, phases=RANDOM)
 @given(
     seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), replicas=st.integers(1, 5),
     rate=st.sampled_from([5.0, 40.0, 400.0]), pipelined=st.booleans(), caching=st.booleans(),
@@ -63,9 +64,19 @@ def test_windows_preemption_and_priorities_are_the_same_too():
                  replicas=2, router="least-outstanding")  # fmt: skip
 
 
-def test_sessions_that_stay_are_the_same():
-    load = sessions(rate_per_s=5, turns=3, input_tokens=80, output_tokens=10, think_s="0.2s", num_sessions=12, seed=3)
-    assert_twins(small(), load, replicas=3, router="session-affinity")
+@examples(max_examples=25, deadline=None, phases=RANDOM)
+@given(
+    seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), replicas=st.integers(1, 4), pipelined=st.booleans(),
+    think=st.sampled_from(["0s", "0.2s", "exponential:mean=0.1s"]), closed=st.booleans(),
+)  # fmt: skip
+def test_closed_loops_and_sessions_are_the_same(seed, router, replicas, pipelined, think, closed):
+    d = small(async_scheduling=pipelined, max_num_seqs=8, enable_prefix_caching=not closed)
+    load = sessions(rate_per_s=20, turns="uniform:1-4", input_tokens="uniform:20-200", output_tokens="uniform:1-30",
+                    think_s=think, num_sessions=15, seed=seed)  # fmt: skip
+    if closed:
+        load = closed_loop(concurrency=9, input_tokens="uniform:20-900", output_tokens="uniform:1-40", num_requests=50,
+                           think_s=think, seed=seed)  # fmt: skip
+    assert_twins(d, load, replicas=replicas, router=router, seed=seed)
 
 
 def test_refused_prompts_go_nowhere():
@@ -90,7 +101,8 @@ def test_threads_change_nothing():
     deployed = deployed_engine(small())
     cost = step_cost(small(), max_tokens=deployed.settings.max_num_batched_tokens,
                      max_sequences=deployed.settings.max_num_seqs)  # fmt: skip
-    runs = [run_fast(deployed.settings, cost, load, Router("random", load), Fleet(replicas=4), threads=t) for t in (1, 2)]
+    router, fleet = Router("random", load), Fleet(replicas=4)
+    runs = [run_fast(deployed.settings, cost, load, router, fleet, threads=t) for t in (1, 2)]
     assert np.array_equal(runs[0].out.finish_s, runs[1].out.finish_s)
 
 
@@ -100,7 +112,7 @@ def test_pools_are_not_compiled():
         simulate_cluster(small(), load, prefill_replicas=1, decode_replicas=1, engine="kernel")
 
 
-@examples(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@examples(max_examples=25, deadline=None, phases=RANDOM)
 @given(
     seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), replicas=st.integers(2, 4),
     rate=st.sampled_from([10.0, 60.0, 400.0]), pipelined=st.booleans(), caching=st.booleans(),
@@ -116,7 +128,7 @@ def test_failures_are_the_same(seed, router, replicas, rate, pipelined, caching,
                  drains=[Drain(replica=replicas - 1, at_s=at_s / 2)] if replicas > 2 else [])  # fmt: skip
 
 
-@examples(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@examples(max_examples=8, deadline=None, phases=RANDOM)
 @given(
     seed=st.integers(0, 10_000), router=st.sampled_from(ROUTERS), interval_s=st.sampled_from([0.0, 0.07, 0.5]),
     metric=st.sampled_from(["concurrency", "kv"]), startup_s=st.sampled_from([0.0, 0.3]), rate=st.floats(20, 200),

@@ -60,7 +60,8 @@ def run_fast(
     """
     loaded, out, n = kernel_load(settings, traffic), outcome_of(traffic.num_requests), traffic.num_requests
     output = loaded.load.output.astype(np.int64)
-    if fleet.fixed and (router.name in BLIND or fleet.replicas == 1):
+    alone = traffic.is_open_loop or (traffic.concurrency is None and router.name == "session-affinity")
+    if fleet.fixed and (fleet.replicas == 1 or (alone and router.name in BLIND)):
         owner = router.split(fleet.replicas)
         assert owner is not None
         engines = [
@@ -75,7 +76,8 @@ def run_fast(
             states=[(0.0, k, state) for k in range(fleet.replicas) for state in ("starting", "ready")],
             spans=[(0.0, math.nan)] * fleet.replicas,
         )  # fmt: skip
-    stack = Stack(settings, cost, loaded, out, router.draws, fleet.replicas, keep_runs)
+    stack = Stack(settings, cost, loaded, out, router.draws, fleet.replicas, keep_runs,
+                  not traffic.is_open_loop)  # fmt: skip
     cluster = FastCluster(
         Ledger.bare(traffic), router, fleet, lambda number, ready_s, finished: cluster.make_row(number, ready_s),
         stack=stack, replica=np.full(n, -1, dtype=np.int64))  # fmt: skip

@@ -92,9 +92,9 @@ def checked(name: str) -> str:
     return name
 
 
-def can_run(traffic: Traffic, router: Router, fixed: bool) -> bool:
-    """Whether no answer decides where or when a replica gets a request, but for the one that gave it."""
-    return traffic.is_open_loop or (fixed and traffic.concurrency is None and router.name == "session-affinity")
+def can_run(traffic: Traffic, fixed: bool) -> bool:
+    """Whether compiled engines can: answers that make requests come and changes of the fleet do not go together."""
+    return traffic.is_open_loop or fixed
 
 
 def _in_turn(router: Router, rank: int, ready: Sequence[Seen]) -> int:

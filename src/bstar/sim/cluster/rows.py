@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.sim.cluster.compiled import CODES, GIVEN, look, route
+from bstar.errors import SpecError
+from bstar.sim.cluster.compiled import CODES, GIVEN, look, route, serve
 from bstar.sim.cluster.loop import DRAINING, GONE, LOOK, READY, Cluster, Member, Progress
 from bstar.sim.cluster.stack import Row, Stack
 from bstar.sim.kernel.state import (
     DECODE,
+    ENDED,
     EXPECTED,
+    FULL,
     GAPS,
     NOW,
     PAUSED,
@@ -28,6 +31,7 @@ from bstar.sim.kernel.state import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_ROUNDS = 50_000
 _SLICES = 100  # looks at the progress bar and at Ctrl-C
 
 
@@ -169,6 +173,9 @@ class FastCluster(Cluster):
         order = self.stack.loaded.order
         self._times = self.stack.loaded.load.arrival_s[order].copy()
         self.expected = len(order)
+        if self.stack.desk.answers.size:
+            self._serve(until_s, progress)
+            return
         coming = int(np.searchsorted(self._times, until_s))
         try:
             self.begin_fleet()
@@ -192,6 +199,30 @@ class FastCluster(Cluster):
         except KeyboardInterrupt:
             self.interrupted = True
         self._restore()
+
+    def _serve(self, until_s: float, progress: Progress | None) -> None:
+        """A load whose answers make requests come, on a fleet to which nothing happens."""
+        stack, router, code = self.stack, self.router, CODES[self.router.name]
+        load, first, total = stack.loaded.load, stack.rows[0], len(stack.loaded.load.prompt)
+        try:
+            self.begin_fleet()
+            rows = [self._row(m) for m in self.members]
+            desk = stack.desk = stack.desk._replace(open=np.array([r.row for r in rows], dtype=np.int64))
+            if code == GIVEN:
+                desk.given[:] = router.hashed(np.arange(total), [r.number for r in rows])
+            status = PAUSED
+            while status != ENDED:
+                status = serve(first.limits, load, stack.cost, stack.out, stack.pools, stack.states, desk, code,
+                               until_s, _ROUNDS)  # fmt: skip
+                if status == FULL:
+                    stack.rows[int(desk.next[1])]._drain()
+                elif status not in (PAUSED, ENDED):
+                    raise SpecError(stack.rows[int(desk.next[1])]._fault(status))
+                if progress is not None:
+                    progress(int(desk.finished.sum()), total, float(stack.states.t[:, NOW].max()))
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.replica[:] = stack.desk.row
 
     @property
     def answered(self) -> int:

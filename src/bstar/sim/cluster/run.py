@@ -96,7 +96,7 @@ def simulate_cluster(
     entrance = Router(router, seen, seed=seed)
     fleet = Fleet(replicas=prefill_replicas + decode_replicas or replicas, startup_s=startup_s,
                   autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
-    compiled = not prefill_replicas and can_run(seen, entrance, fleet.fixed) and not refused
+    compiled = not prefill_replicas and can_run(seen, fleet.fixed) and not refused
     if engine == "kernel" and not compiled:
         raise SpecError("engine: the kernel takes one pool and a load whose arrivals are given; use engine auto")
     if engine != "reference" and compiled:
@@ -205,7 +205,8 @@ def _compiled(
     from bstar.sim.step_cost import step_cost
 
     s = deployed.settings
-    cost = step_cost(deployed.deployment, max_tokens=s.max_num_batched_tokens, max_sequences=s.max_num_seqs)
+    cost = step_cost(deployed.deployment, max_tokens=s.max_num_batched_tokens, max_sequences=s.max_num_seqs,
+                     model=deployed.model)
     run = run_fast(s, cost, traffic, router, fleet, until_s=until_s, progress=progress)
     out, n = run.out, traffic.num_requests
     steps = merged([step_log(runs, gaps_s, deployed, cost, replica=k) for k, (runs, gaps_s) in enumerate(run.logs)])
@@ -251,6 +252,7 @@ def _gathered(
         **arrays, moved_bytes=_spread(n, served, parts.moved_bytes, 0.0), steps=parts.steps, slo=slo,
         input_tokens=np.ascontiguousarray(traffic.input_tokens), rejected=rejected, measured=measured,
         open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, interrupted=parts.interrupted,
+        front_end_s=late_s,
         notes=parts.notes, router=router, states=parts.states, replica_s=parts.replica_s, engine=parts.engine,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.sim.arrays import KernelLoad, blocks_of, engine_of
-from bstar.sim.cluster.compiled import Desk, engine_at, pool_at
+from bstar.sim.cluster.compiled import Desk, engine_of_row, pool_of_row
 from bstar.sim.engine import KernelEngine
 from bstar.sim.kernel.cost import StepCost
 from bstar.sim.kernel.state import GAPS, NOW, RUNS, Blocks, Engine, Outcome, Slots
@@ -38,7 +38,7 @@ class Stack:
 
     def __init__(
         self, settings: SchedulerSettings, cost: StepCost, loaded: KernelLoad, out: Outcome, draws: NDArray[Any],
-        rows: int, keep_runs: bool,
+        rows: int, keep_runs: bool, feedback: bool,
     ) -> None:  # fmt: skip
         self.settings, self.cost, self.loaded, self.out = settings, cost, loaded, out
         count = len(loaded.load.prompt)
@@ -48,8 +48,9 @@ class Stack:
         none = np.zeros(0, np.int64)
         self.desk = Desk(
             arrivals=loaded.order, draws=draws, given=np.full(count, -1, dtype=np.int64),
-            row=np.full(count, -1, dtype=np.int64), next=np.zeros(3, np.int64), open=none, sent=none, finished=none,
-            quiet_s=np.zeros(0),
+            row=np.full(count, -1, dtype=np.int64), next=np.zeros(6, np.int64), open=none, sent=none, finished=none,
+            quiet_s=np.zeros(0), answer_s=np.full(count if feedback else 0, np.nan),
+            answers=np.zeros(count if feedback else 0, np.int64), born=np.zeros(count if feedback else 0, np.int64),
         )  # fmt: skip
         self._build(rows)
 
@@ -61,7 +62,7 @@ class Stack:
         self.states = Engine(**stacked, slots=slots, known=one.known, last_s=one.last_s)
         self.pools = Blocks(*(_repeated(array, count) for array in self.empty))
         self.desk = self.desk._replace(
-            sent=np.zeros(count, np.int64), finished=np.zeros(count, np.int64), quiet_s=np.zeros(count))  # fmt: skip
+            sent=np.zeros(count, np.int64), finished=np.zeros(count, np.int64), quiet_s=np.full(count, np.inf))
         few = replace(self.loaded, load=self.loaded.load._replace(prompt=self.loaded.load.prompt[:1]))
         for k in range(len(self.rows), count):
             row = Row(self.settings, self.cost, few, out=self.out, feedback=False, expects_order=False)
@@ -70,8 +71,8 @@ class Stack:
             self._place(k)
 
     def _place(self, k: int) -> None:
-        self.rows[k].state = engine_at.py_func(self.states, k)
-        self.rows[k].blocks = pool_at.py_func(self.pools, k)
+        self.rows[k].state = engine_of_row(self.states, k)
+        self.rows[k].blocks = pool_of_row(self.pools, k)
 
     def grow(self) -> None:
         """Twice the rows; those that there are go on."""
@@ -80,9 +81,8 @@ class Stack:
         for name in Engine._fields:
             if name not in ("slots", "known", "last_s"):
                 getattr(self.states, name)[:had] = getattr(states, name)
-        for new, old in ((self.states.slots, states.slots), (self.pools, pools)):
-            for into, array in zip(new, old, strict=True):
-                into[:had] = array
+        for into, array in zip(_arrays(self.states.slots, self.pools), _arrays(states.slots, pools), strict=True):
+            into[:had] = array
         for name in ("sent", "finished", "quiet_s"):
             getattr(self.desk, name)[:had] = getattr(desk, name)
         for k in range(had):
@@ -96,13 +96,12 @@ class Stack:
         for name in Engine._fields:
             if name not in ("slots", "known", "last_s", "order", "runs", "gaps", "log", "log_s"):
                 getattr(row.state, name)[...] = getattr(self.fresh, name)
-        for into, array in zip(row.state.slots, self.fresh.slots, strict=True):
-            into[...] = array
-        for into, array in zip(row.blocks, self.empty, strict=True):
+        mine, new = _arrays(row.state.slots, row.blocks), _arrays(self.fresh.slots, self.empty)
+        for into, array in zip(mine, new, strict=True):
             into[...] = array
         row.state.t[NOW] = ready_s
         self.desk.sent[k] = self.desk.finished[k] = 0
-        self.desk.quiet_s[k] = 0.0
+        self.desk.quiet_s[k] = np.inf
 
     def take_logs(self, k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The run log and the irregular gaps of row k, which forgets them."""
@@ -112,6 +111,10 @@ class Stack:
         row._gaps.clear()
         row.state.n[RUNS] = row.state.n[GAPS] = 0
         return runs, gaps
+
+
+def _arrays(slots: Slots, blocks: Blocks) -> list[NDArray[Any]]:
+    return [*slots, *blocks]
 
 
 def _repeated(array: NDArray[Any], times: int) -> NDArray[Any]:
