@@ -46,7 +46,7 @@ def look(s: PolicyState) -> None:
         s.n[LOOKED] += 1
 
 
-@inlined
+@part
 def plan_sglang(rules: Rules, requests: Requests, s: PolicyState) -> int:
     """Fill s.step and s.take; returns 1 where a request outgrows the cache."""
     n = s.n

@@ -20,7 +20,7 @@ from bstar.sim.kernel.policy_state import (
 )
 
 
-@inlined
+@part
 def plan_trtllm(rules: Rules, requests: Requests, s: PolicyState) -> None:
     """Fill s.step and s.take. s.batch holds the requests in flight, in order."""
     n = s.n

@@ -215,7 +215,8 @@ def _state(
     return PolicyState(
         known=requests.prompt.copy(), promised=zeros(), computed=zeros(), target=zeros(), held=zeros(), kept=zeros(),
         gone=zeros(), preemptions=zeros(), scheduled_s=np.full(n, np.nan), first_s=np.full(n, np.nan),
-        finish_s=np.full(n, np.nan), last_s=np.full(n, np.nan), queue=zeros(n + 1), order=order, batch=zeros(seats), prefilled=zeros(seats),
-        step=zeros(seats), take=zeros(seats), fit=zeros(seats), fit_tokens=zeros(seats), victims=zeros(seats),
-        flight=zeros(seats), phases=zeros(settings.block_size), x=np.zeros(cost.linear.size), n=counts, t=times,
+        finish_s=np.full(n, np.nan), last_s=np.full(n, np.nan), queue=zeros(n + 1), order=order, batch=zeros(seats),
+        prefilled=zeros(seats), step=zeros(seats), take=zeros(seats), fit=zeros(seats), fit_tokens=zeros(seats),
+        victims=zeros(seats), flight=zeros(seats), phases=zeros(settings.block_size), x=np.zeros(cost.linear.size),
+        n=counts, t=times,
     )  # fmt: skip
