@@ -55,7 +55,8 @@ def test_closed_loop_and_sessions_on_one_replica_are_the_single_simulation():
         closed_loop(concurrency=5, input_tokens=300, output_tokens=20, num_requests=30, seed=2),
         sessions(rate_per_s=3, turns=3, input_tokens=100, output_tokens=20, think_s="0.5s", num_sessions=8, seed=2),
     ):
-        one, single = simulate_cluster(small(), load), simulate(small(), load, engine="reference")
+        one = simulate_cluster(small(), load, engine="reference")
+        single = simulate(small(), load, engine="reference")
         assert same(one, single)
         assert np.array_equal(one.arrival_s, single.arrival_s)
 
