@@ -92,6 +92,7 @@ def test_a_case_that_cannot_be_is_one_line(
 
 def test_unknown_keys_of_a_case_are_ignored() -> None:
     request = {"id": 7, "arrival_step": 3, "prompt_tokens": 9, "output_tokens": 2, "colour": "red"}
-    case = {"kind": "x", "note": 1, "engine": ENGINE, "requests": [request]}
+    engine = {**ENGINE, "name": "small", "enable_lora": False}
+    case = {"kind": "x", "note": 1, "engine": engine, "requests": [request]}
     rows = replay_schedule(case)
     assert [(r["step"], r["scheduled"]) for r in rows] == [(3, [[7, 8]]), (4, [[7, 1]]), (5, [[7, 1]])]

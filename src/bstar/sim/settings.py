@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bstar.errors import SpecError
+
+_LABELS: Final = frozenset({"name", "kind", "note", "comment", "version"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +66,19 @@ class SchedulerSettings:
 
     @classmethod
     def from_case(cls, engine: dict[str, Any]) -> SchedulerSettings:
-        """From the `engine` of a scheduler case. Raises SpecError on a setting that is not known."""
+        """From the `engine` of a scheduler case.
+
+        Labels, and unknown settings that are off, are ignored. Raises SpecError on an unknown one that is on.
+        """
         given = dict(engine)
         if "watermark" in given:
             given["watermark_fraction"] = given.pop("watermark")
         unknown = sorted(set(given) - set(cls.__dataclass_fields__))
-        if unknown:
-            raise SpecError(f"engine: unknown setting {unknown[0]!r}; a case has vLLM's scheduler settings")
+        active = [name for name in unknown if given[name] and name not in _LABELS]
+        if active:
+            raise SpecError(f"engine: unknown setting {active[0]!r}; a case has vLLM's scheduler settings")
+        for name in unknown:
+            del given[name]
         try:
             return cls(**given)
         except TypeError as error:
