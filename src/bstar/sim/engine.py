@@ -86,7 +86,7 @@ class KernelEngine:
         Raises SpecError on a request that can never be scheduled or never ends.
         """
         while True:
-            status = advance(self.limits, self.load, self.cost, self.blocks, self.state, self.out, until_s)
+            status = advance(self.limits, self.load, self.cost, self.blocks, self.state, self.out, float(until_s))
             if status == FULL:
                 self._drain()
                 continue
