@@ -70,8 +70,8 @@ def kernel_load(settings: SchedulerSettings, traffic: Traffic) -> KernelLoad:
         load=Load(
             arrival_s=np.array(traffic.arrival_s, dtype=np.float64), prompt=prompt, output=output, urgency=urgency,
             by_urgency=by_urgency, roots=roots, child=child, sibling=sibling,
-            think_s=np.array(traffic.think_s, dtype=np.float64) if given < n else np.zeros(1), hash_start=start, hashes=ids,
-            blocks_per_hash=per, shared_blocks=shared, own_key=own,
+            think_s=np.array(traffic.think_s, dtype=np.float64) if given < n else np.zeros(1), hash_start=start,
+            hashes=ids, blocks_per_hash=per, shared_blocks=shared, own_key=own,
         ),
         order=np.arange(given, dtype=_SMALL), keys=keys,
     )  # fmt: skip
