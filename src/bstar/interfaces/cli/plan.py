@@ -155,7 +155,7 @@ def _engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
 
 def _devices(gpus: tuple[str, ...], memory: int | None, bandwidth: float | None) -> list[Any]:
     from bstar.catalog.devices import get_device, with_overrides
-    from bstar.codec.build import check_figures
+    from bstar.codec.engine_limits import check_figures
 
     check_figures(memory, bandwidth)
     names = [g.strip() for text in gpus for g in text.split(",") if g.strip()]
