@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.planning.draws import RequestDraws
-from bstar.planning.replica import Replica, prompt_budget
+from bstar.planning.replica import Replica, full_chunk_s, prompt_budget
 from bstar.queueing.general import kingman_mean_wait_s, mg1_wait_quantile_s
 from bstar.specs.slo import Slo
 
@@ -80,28 +80,33 @@ class _Prefill:
 
 def experience(
     replica: Replica, draws: RequestDraws, rate: Floats, mean: Floats, met: Floats, admission: Floats,
-    queued_fraction: Floats, stable: NDArray[np.bool_], gap_cv_squared: float, clients: Floats | None = None,
+    queued_fraction: Floats, stable: NDArray[np.bool_], gap_cv_squared: float, cap: Floats | NDArray[np.int64],
+    clients: Floats | None = None,
 ) -> Outcomes:  # fmt: skip
     """TTFT, TPOT and E2E of every draw.
 
     rate, mean   requests per second and mean number decoding, a lane
-    met          how many each draw finds decoding; `admission` seconds it waits for a place
+    met          how many each draw finds decoding; `admission` seconds it waits for a place, of `cap`
     clients      of a closed loop (None: an open one): nobody waits behind more than the others
     """
     prefill = _prefill(replica, draws, rate, mean, gap_cv_squared, clients)
     here = replica.step_s(np.maximum(met, 1.0))
     wait, own_step = _until_scheduled(replica, draws, prefill, rate, here, met, gap_cv_squared, clients)
     ttft = replica.request_s + admission + wait + prefill.chunks * here + prefill.cost
-    pace = _pace_s(replica, draws, mean, met)
+    pace = _pace_s(replica, draws, mean, met, np.asarray(cap, dtype=np.float64))
     stall = _stall_s(draws, prefill, pace, own_step - here / prefill.free, own_step, finite=clients is not None)
     decode = draws.decode_tokens
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot = np.where(decode > 0, pace + stall / decode, np.nan)
-    e2e = ttft + np.where(decode > 0, decode * pace + stall, 0.0)
+    lasting = np.where(decode > 0, decode * pace + stall, 0.0)
+    e2e = ttft + lasting
+    stable = stable & np.isfinite(ttft).all(axis=1)  # the prefill queue too must empty
     lost = ~stable[:, None]
+    # Little's law once more: what decodes is what arrives times how long it decodes.
+    decoding = np.where(stable, np.minimum(rate * lasting.mean(axis=1), cap), cap)
     return Outcomes(
         ttft_s=np.where(lost, np.inf, ttft), tpot_s=np.where(lost & ~np.isnan(tpot), np.inf, tpot),
-        e2e_s=np.where(lost, np.inf, e2e), rate_per_s=rate, decoding=mean, stable=stable,
+        e2e_s=np.where(lost, np.inf, e2e), rate_per_s=rate, decoding=decoding, stable=stable,
         step_s=replica.step_s(np.maximum(mean, 1.0)) / prefill.free[:, 0], queued_fraction=queued_fraction,
         prefill_fraction=prefill.phi[:, 0],
     )  # fmt: skip
@@ -127,14 +132,13 @@ def _prefill(
     # Where nothing decodes a step is there for its prompts alone, and those that came in one step share it.
     alone = np.exp(-mean)[:, None]
     sharing = np.clip(1.0 + rate[:, None] * (base + mean_cost), 1.0, np.maximum(budget / mean_new, 1.0))
-    full = budget * replica.marginal_prefill_s(at, budget, arrive) + pairs.mean() / mean_new * budget
     return _Prefill(
         cost=cost, chunks=chunks,
         service=cost / replica.pipeline_stages + base * np.maximum(new / budget, alone / sharing),
         phi=np.minimum(rate[:, None] * mean_cost * others, 1.0 - 1e-9),
         stall_spread=rate[:, None] * ((held * held).mean(axis=1, keepdims=True) + burst),
         step_spread=rate[:, None] * ((held * held / chunks).mean(axis=1, keepdims=True) + burst),
-        full_chunk=full,
+        full_chunk=full_chunk_s(replica, draws, at, arrive),
     )  # fmt: skip
 
 
@@ -193,7 +197,7 @@ def _prefill_wait_s(
     return mg1_wait_quantile_s(rho[:, None], wait[:, None], draws.wait)
 
 
-def _pace_s(replica: Replica, draws: RequestDraws, mean: Floats, met: Floats) -> Floats:
+def _pace_s(replica: Replica, draws: RequestDraws, mean: Floats, met: Floats, cap: Floats) -> Floats:
     """Mean step that a request sees while it decodes, prefills apart.
 
     It starts at the crowd it met plus itself, and the crowd returns to its mean with the relaxation time
@@ -201,14 +205,13 @@ def _pace_s(replica: Replica, draws: RequestDraws, mean: Floats, met: Floats) ->
     """
     centre = np.maximum(mean, 1.0)
     step = replica.step_s(centre)
-    slope = np.maximum(replica.step_s(centre + 1.0) - replica.step_s(np.maximum(centre - 1.0, 1.0)), 0.0) / np.maximum(
-        centre + 1.0 - np.maximum(centre - 1.0, 1.0), 1.0
-    )
+    above, below = np.minimum(centre + 1.0, np.maximum(cap, 1.0)), np.maximum(centre - 1.0, 1.0)
+    slope = np.maximum(replica.step_s(above) - replica.step_s(below), 0.0) / np.maximum(above - below, 1.0)
     elastic = np.clip(mean * slope / step, 0.0, 0.95)
     relaxation = draws.mean_decode_tokens / (1.0 - elastic)
     life = np.maximum(draws.decode_tokens / np.maximum(relaxation[:, None], 1e-9), 1e-6)
     kept = np.sqrt(np.clip(2.0 / life * (1.0 - (1.0 - np.exp(-life)) / life), 0.0, 1.0))
-    own = np.minimum(met + 1.0, float(replica.largest_batch))
+    own = np.minimum(met + 1.0, cap[:, None])
     seen = centre[:, None] + (own - centre[:, None]) * kept
     return replica.step_s(np.maximum(seen, 1.0))
 
@@ -221,7 +224,7 @@ def _length_biased_extra_s(base: Floats, mean: Floats, variance: Floats, z: Floa
     """
     second = mean * mean + variance
     kappa = variance / np.maximum(mean * mean, 1e-300)
-    third = mean**3 * (1.0 + kappa) * (1.0 + 2.0 * kappa)
+    third = mean * mean * mean * (1.0 + kappa) * (1.0 + 2.0 * kappa)
     length = base + mean
     first_biased = (base * mean + second) / length
     return _gamma_quantile(first_biased, (base * second + third) / length - first_biased**2, z)
@@ -235,6 +238,8 @@ def _gamma_quantile(mean: Floats, variance: Floats, z: Floats) -> Floats:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         shape = np.maximum(mean * mean / variance, 0.1)
-        root = 1.0 - 1.0 / (9.0 * shape) + z / (3.0 * np.sqrt(shape))
-        found = mean * np.maximum(root, 0.0) ** 3 / np.interp(shape, (0.1, 0.3, 1.0), (0.763, 0.968, 1.0))
+        root = np.maximum(1.0 - 1.0 / (9.0 * shape) + z / (3.0 * np.sqrt(shape)), 0.0)
+        # The mean of the cube: 0.763 at shape 0.1, 0.968 at 0.3, 1 from 1 on, linear between.
+        correction = 0.6605 + 1.025 * np.minimum(shape, 0.3) + 0.032 / 0.7 * (np.clip(shape, 0.3, 1.0) - 0.3)
+        found = mean * (root * root * root) / correction
     return np.where((mean > 0) & (variance > 0), found, mean)

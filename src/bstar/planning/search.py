@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bstar.errors import SpecError
 from bstar.planning.cost import gpu_price
 from bstar.planning.draws import length_needs, request_draws
-from bstar.planning.evaluate import Sized, finish, refined, size
+from bstar.planning.evaluate import Sized, finish, size
 from bstar.planning.feasibility import NoAnswerError, needed_model_len
 from bstar.planning.rank import bound_key, sized_key, with_pareto
 from bstar.planning.results import PlanResult, Rejected
@@ -22,8 +22,8 @@ from bstar.specs.workload import Workload
 
 # What is shown at most; every layout is screened, only those that can be among the best are worked out.
 MOST_CANDIDATES = 20
-# Other token budgets are tried for this many of the best, and for all that could still beat them.
-REFINED = 2
+# What costs more than this many times the best is no alternative to it.
+MOST_TIMES_BEST = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +131,17 @@ def _size_best(task: Task, screened: Sequence[Screened], most: int) -> tuple[lis
         except NoAnswerError as no:
             refused.append(_rejected(one.spot, no))
         sized.sort(key=lambda s: sized_key(s, task))
-    done: list[Sized] = []
-    for place, found in enumerate(sized):
-        # Another token budget cannot help where even the bound of the layout is behind the best found.
-        hopeful = place < REFINED or bound_key(found.screened, task)[:2] < sized_key(done[0], task)[:2]
-        done.append(refined(task, found) if hopeful else found)
-        done.sort(key=lambda s: sized_key(s, task))
-    return done[:most], refused
+    kept: list[Sized] = []
+    for found in sized[:most]:
+        # Layouts of unknown price are compared with each other.
+        best = next(s for s in sized if sized_key(s, task)[0] == sized_key(found, task)[0])
+        times = sized_key(found, task)[1] / sized_key(best, task)[1]
+        if times <= MOST_TIMES_BEST:
+            kept.append(found)
+            continue
+        reason = f"takes {found.num_gpus:,} GPUs ({found.replicas:,} replicas) and costs {times:,.3g} times the best"
+        refused.append(_rejected(found.spot, NoAnswerError("cost", reason)))
+    return kept, refused
 
 
 def _rejected(spot: Spot, no: NoAnswerError) -> Rejected:
