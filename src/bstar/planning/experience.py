@@ -169,13 +169,17 @@ def _stall_s(
 ) -> Floats:
     """Prefills of others that fall into a request's decoding: those that came during its own and those to come.
 
-    A delay busy period; at most a full chunk in each of its steps.
+    A delay busy period; at most a full chunk in each of its steps, which bounds mean and variance too: of all
+    variables in [0, most] with mean m none varies more than m·(most − m).
     """
     decode, phi, free = draws.decode_tokens, prefill.phi, prefill.free
     time = decode * pace
     mean = (time + np.maximum(late, 0.0)) * phi / free
     variance = (time + phi * own_step) * prefill.stall_spread / (free if finite else free**3)
-    return np.minimum(_gamma_quantile(mean, variance, draws.stall_z), decode * prefill.full_chunk)
+    most = decode * prefill.full_chunk
+    mean = np.minimum(mean, most)
+    variance = np.minimum(variance, mean * (most - mean))
+    return np.minimum(_gamma_quantile(mean, variance, draws.stall_z), most)
 
 
 def _prefill_wait_s(
