@@ -323,7 +323,8 @@ def test_python_specs_are_taken_as_they_are():
 @pytest.mark.parametrize("fields", [
     {"input_tokens": None}, {"output_tokens": None}, {"slo": "fast"}, {"gpus": ""}, {"gpus": "h999"},
     {"model": "no-such-model"}, {"rate_per_s": 0}, {"rate_per_s": -1}, {"rate_per_s": math.nan}, {"concurrency": 0},
-    {"rate_per_s": 1, "concurrency": 1}, {"max_gpus": 0}, {"peak_factor": 0}, {"headroom_fraction": 1},
+    {"rate_per_s": 1, "concurrency": 1}, {"max_gpus": 0}, {"peak_factor": 0.5}, {"headroom_fraction": 1},
+    {"prefix_tokens": 200},
     {"weight_dtypes": "fp7"}, {"kv_cache_dtypes": "fp7"}, {"prices": {"h100-sxm-80gb": -1}}, {"burstiness": 0},
     {"trace": "/no/such/file.csv"}, {"input_tokens": "uniform:9-1"}, {"attainment_fraction": 1.5},
     {"gpu_memory_utilization": 1.5}, {"max_num_seqs": 0}, {"max_num_batched_tokens": 0},

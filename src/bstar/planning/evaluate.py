@@ -93,7 +93,7 @@ def finish(task: Task, sized: Sized) -> Candidate:
         headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
         cost=cost_of(sized.spot.price, sized.num_gpus, tokens_per_s),
         bound_by=_bound(task, sized, deployment, found), launch_command=_command(deployment),
-        clients_per_replica=load if closed else None, notes=_notes(task, sized),
+        clients_per_replica=load if closed else None, notes=(*_notes(task, sized), *deployment.engine.notes),
     )  # fmt: skip
 
 

@@ -138,7 +138,8 @@ def needed_model_len(model: ModelSpec, longest_tokens: int, p99_tokens: int) -> 
     most = model.max_context_tokens
     if p99_tokens > most:
         reason = f"1 % of the requests reach {p99_tokens:,} tokens of context, {model.name} takes {most:,}"
-        raise NoAnswerError("context", f"{reason}; shorten the lengths or choose another model")
+        raise NoAnswerError("context", f"{reason}; cut the lengths (\"lognormal:…,max={most // 1000 * 1000}\") "
+                            "or choose another model")
     rounded = -(-longest_tokens // 256) * 256
     if rounded > most:
         note = None if longest_tokens <= most else f"the longest requests are cut at the model's {most:,} tokens"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bstar.errors import SpecError
-from bstar.planning.cost import gpu_price
+from bstar.planning.cost import gpu_price, is_named
 from bstar.planning.draws import length_needs, request_draws
 from bstar.planning.evaluate import Sized, finish, size
 from bstar.planning.feasibility import NoAnswerError, needed_model_len
@@ -73,8 +74,30 @@ def answer(question: Question) -> PlanResult:
     return PlanResult(
         model=question.model.name, workload=question.workload, slo=question.slo, max_model_len=task.max_model_len,
         candidates=with_pareto([finish(task, one) for one in sized]), rejected=(*rejected, *refused),
-        notes=tuple(text for text in (note, more) if text),
+        notes=tuple(text for text in (note, more, _peak_note(question), *_price_notes(question)) if text),
     )  # fmt: skip
+
+
+def _peak_note(question: Question) -> str | None:
+    load, factor = question.workload, question.peak_factor
+    if factor == 1.0 or (load.rate_per_s is None and load.concurrency is None):
+        return None
+    peak = (f"{load.rate_per_s * factor:,.4g} requests/s" if load.rate_per_s is not None
+            else f"{(load.concurrency or 0) * factor:,.4g} clients")
+    return f"sized for the peak of {peak}, {factor:g} times the mean; TTFT, TPOT and E2E are those of the peak"
+
+
+def _price_notes(question: Question) -> list[str]:
+    """A price of a GPU that is not planned with counts for nothing: said, with what may have been meant."""
+    notes = []
+    for name in question.prices:
+        if any(is_named(device, name) for device in question.devices):
+            continue
+        names = {n.lower(): d.id for d in question.devices for n in (d.id, d.name, *d.aliases)}
+        close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        asked = names[close[0]] if close else ", ".join(d.id for d in question.devices)
+        notes.append(f"the price of {name} is not used: it is not among the GPUs of this plan; did you mean {asked}?")
+    return notes
 
 
 def _no_answer(question: Question, no: NoAnswerError) -> PlanResult:
