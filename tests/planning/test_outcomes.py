@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from batching import closed_loop, open_loop
 
-from bstar.planning.capacity import capacity_of, per_replica_gap_cv_squared
+from bstar.planning.arrivals import Stream
+from bstar.planning.capacity import capacity_of
 from bstar.planning.draws import request_draws
 from bstar.planning.feasibility import NoAnswerError
 from bstar.planning.lanes import lanes_of
@@ -232,8 +233,9 @@ def test_bursts_cost_capacity_and_routers_smooth_them():
     counts = [capacity(replica, draws, replace(load, burstiness=1 / g), slo, [64, 256], None, 60.0)[1]
               for g in (1, 4, 10, 40)]  # fmt: skip
     assert counts == sorted(counts)
-    assert per_replica_gap_cv_squared(load, 1) == pytest.approx(10.0)
-    assert per_replica_gap_cv_squared(load, 9) == pytest.approx(2.0)
+    for replicas, seen in ((1, 10.0), (9, 2.0)):
+        stream = Stream(gap_cv_squared=load.gap_cv_squared, replicas=replicas)
+        assert float(stream.dispersion(np.ones(1), np.ones(1))[0, 0]) == pytest.approx(seen)
 
 
 def test_a_prompt_token_is_nearly_free_below_the_ridge():

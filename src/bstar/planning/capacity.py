@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.planning.arrivals import Replay, Stream
 from bstar.planning.draws import RequestDraws
 from bstar.planning.experience import Outcomes
 from bstar.planning.feasibility import NoAnswerError
@@ -23,6 +24,9 @@ Ints = NDArray[np.int64]
 
 _MOST_REPLICAS = 100_000
 _CLIENT_TOLERANCE = 0.01
+# Settings that are tried in bursts: a replay takes its time.
+_MOST_IN_BURSTS = 24
+_MOST_IN_RISE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +44,13 @@ class Capacity:
 
 
 def capacity_of(
-    replica: Replica, draws: RequestDraws, workload: Workload, slo: Slo, lanes: Lanes, total: float | None
-) -> tuple[Capacity, int]:
+    replica: Replica, draws: RequestDraws, workload: Workload, slo: Slo, lanes: Lanes, total: float | None,
+    replay: Replay | None = None,
+) -> tuple[Capacity, int]:  # fmt: skip
     """What a replica carries at its best setting, and how many replicas the load takes.
 
     total   requests per second or clients of all replicas, headroom included; None: whatever one replica carries
+    replay  the arrivals of a trace, where the workload is one
     Raises NoAnswerError where the SLO is out of reach.
     """
     if workload.concurrency is not None:
@@ -55,15 +61,16 @@ def capacity_of(
     if slo.is_empty and total is None:
         # Nothing arrives at a rate and nothing is asked for: a batch job that keeps every place taken.
         return full_house(replica, draws, lanes), 1
-    return _open(replica, draws, workload, slo, lanes, total)
+    stream = Stream(gap_cv_squared=workload.gap_cv_squared, replay=replay)
+    return _open(replica, draws, stream, slo, lanes, total)
 
 
 def _open(
-    replica: Replica, draws: RequestDraws, workload: Workload, slo: Slo, lanes: Lanes, total: float | None
+    replica: Replica, draws: RequestDraws, stream: Stream, slo: Slo, lanes: Lanes, total: float | None
 ) -> tuple[Capacity, int]:
-    def search(gaps: float, wanted: float | None) -> Search:
+    def search(stream: Stream, wanted: float | None) -> Search:
         def margin(rate: Floats, chosen: Ints) -> Floats:
-            found = open_outcomes(_at(replica, lanes, chosen), draws, rate, lanes.cap[chosen], gap_cv_squared=gaps)
+            found = open_outcomes(_at(replica, lanes, chosen), draws, rate, lanes.cap[chosen], stream=stream)
             return found.attainment(slo) - slo.attainment_fraction
 
         return Search(margin=margin, top=lanes.top_per_s, least=IDLE * lanes.top_per_s, total=wanted)
@@ -72,42 +79,48 @@ def _open(
         best = int(np.argmax(lanes.top_per_s))
         found = Found(load=float(lanes.top_per_s[best]), lanes=np.array([best]))
     else:
-        known = search(1.0, total).largest(lanes.groups(), lanes.near)
+        known = search(Stream(), total).largest(lanes.groups(), lanes.near)
         if known is None:
             most = float(IDLE * lanes.top_per_s.max())
             raise NoAnswerError("slo", f"meets the SLO only when it is idle, below {most:.2g} requests/s a replica "
                                 f"({IDLE:.0%} of its throughput)")
         found = known
-        if workload.gap_cv_squared != 1.0:
-            return _bursty(workload, lanes, search, found, total)
+        if not stream.is_poisson:
+            return _bursty(stream, lanes, search, found, total)
     capacity = _capacity(lanes, found)
     return capacity, 1 if total is None else replicas_needed(total, capacity.load)
 
 
 def _bursty(
-    workload: Workload, lanes: Lanes, search: Callable[[float, float | None], Search], poisson: Found,
+    stream: Stream, lanes: Lanes, search: Callable[[Stream, float | None], Search], poisson: Found,
     total: float | None,
 ) -> tuple[Capacity, int]:  # fmt: skip
     """Bursts and the number of replicas depend on each other: the more replicas, the smoother what each one sees."""
     usual = np.flatnonzero(lanes.group < 3)
 
     def at_replicas(count: int) -> Search:
-        return search(per_replica_gap_cv_squared(workload, count), None)
+        return search(replace(stream, replicas=count), None)
 
     if total is None:
         alone = at_replicas(1).largest(lanes.groups(), lanes.near)
         if alone is None:
-            raise NoAnswerError("slo", f"bursts (CV² {workload.gap_cv_squared:.3g}) let one replica meet the SLO only "
+            raise NoAnswerError("slo", f"bursts (CV² {stream.gap_cv_squared:.3g}) let one replica meet the SLO only "
                                 "when it is idle; give a rate: many replicas see smoother streams")
         return _capacity(lanes, alone), 1
-    bound = poisson.load if workload.gap_cv_squared > 1.0 else float(lanes.top_per_s.max())
+    bound = poisson.load if stream.gap_cv_squared > 1.0 else float(lanes.top_per_s.max())
     least = replicas_needed(total, bound)
-    count = fewest(lambda n: bool(at_replicas(n).at(total / n, usual).size), at_least=least,
-                   at_most=max(_MOST_REPLICAS, least))
+    steady = search(Stream(), None)
+
+    def able(replicas: int) -> Ints:
+        """Lanes that carry their share in bursts, of those with the most in hand without."""
+        tried = steady.at(total / replicas, usual) if stream.gap_cv_squared > 1.0 else usual
+        tried = np.sort(tried[np.argsort(-lanes.top_per_s[tried], kind="stable")[:_MOST_IN_BURSTS]])
+        return at_replicas(replicas).at(total / replicas, tried)
+
+    count = fewest(lambda n: bool(able(n).size), at_least=least, at_most=max(_MOST_REPLICAS, least))
     if count is None:
-        raise NoAnswerError("slo", f"bursts (CV² {workload.gap_cv_squared:.3g}) miss the SLO on any number of replicas")
-    at = at_replicas(count)
-    return _capacity(lanes, at.rise(total / count, at.at(total / count, usual))), count
+        raise NoAnswerError("slo", f"bursts (CV² {stream.gap_cv_squared:.3g}) miss the SLO on any number of replicas")
+    return _capacity(lanes, at_replicas(count).rise(total / count, able(count)[:_MOST_IN_RISE])), count
 
 
 def _capacity(lanes: Lanes, found: Found) -> Capacity:
@@ -163,20 +176,13 @@ def _at(replica: Replica, lanes: Lanes, chosen: Ints) -> Replica:
     )  # fmt: skip
 
 
-def per_replica_gap_cv_squared(workload: Workload, replicas: int) -> float:
-    """CV² of the gaps that one of `replicas` sees when a router spreads arrivals at random: 1 + (CV² − 1)/R.
-
-    Thinning a renewal stream makes it more Poisson. A round-robin router does better; this is the cautious case.
-    """
-    return 1.0 + (workload.gap_cv_squared - 1.0) / replicas
-
-
 def outcomes_of(
-    replica: Replica, draws: RequestDraws, workload: Workload, *, load: float, cap: int, replicas: int
-) -> Outcomes:
+    replica: Replica, draws: RequestDraws, workload: Workload, *, load: float, cap: int, replicas: int,
+    replay: Replay | None = None,
+) -> Outcomes:  # fmt: skip
     """One lane: `load` requests per second (or clients, for a closed loop) on one of `replicas`."""
     places = np.array([cap], dtype=np.int64)
     if workload.concurrency is not None:
         return closed_outcomes(replica, draws, np.array([load]), places)
-    gaps = per_replica_gap_cv_squared(workload, replicas)
-    return open_outcomes(replica, draws, np.array([load]), places, gap_cv_squared=gaps)
+    stream = Stream(gap_cv_squared=workload.gap_cv_squared, replicas=replicas, replay=replay)
+    return open_outcomes(replica, draws, np.array([load]), places, stream=stream)

@@ -60,7 +60,7 @@ def size(task: Task, screened: Screened) -> Sized:
     """The capacity and the replicas of a layout. Raises NoAnswerError with the reason where it is no answer."""
     total = None if task.load is None else task.load / (1.0 - task.headroom_fraction)
     lanes = searched(task, screened)
-    capacity, replicas = capacity_of(screened.replica, task.draws, task.workload, task.slo, lanes, total)
+    capacity, replicas = capacity_of(screened.replica, task.draws, task.workload, task.slo, lanes, total, task.replay)
     each = screened.spot.layout.num_gpus
     if task.max_gpus is not None and replicas * each > task.max_gpus:
         needs = f"needs {replicas * each} GPUs ({replicas} replicas of {each})"
@@ -74,7 +74,8 @@ def finish(task: Task, sized: Sized) -> Candidate:
     workload = replace(task.workload, concurrency=sized.capacity.cap) if saturated else task.workload
     load = (task.load if task.load is not None else sized.capacity.load) / sized.replicas
     found = outcomes_of(
-        sized.replica, task.draws, workload, load=load, cap=sized.capacity.cap, replicas=sized.replicas
+        sized.replica, task.draws, workload, load=load, cap=sized.capacity.cap, replicas=sized.replicas,
+        replay=task.replay,
     )
     deployment = _final(task, sized)
     attainment = float(found.attainment(task.slo)[0])
@@ -162,6 +163,10 @@ def _notes(task: Task, sized: Sized) -> tuple[str, ...]:
     notes = []
     if sized.spot.price.usd_per_hour is None:
         notes.append(sized.spot.price.source)
-    if task.workload.gap_cv_squared > 4.0:
-        notes.append(f"arrivals are very bursty (CV² {task.workload.gap_cv_squared:.1f}): closed forms err, simulate")
+    if task.replay is not None:
+        notes.append("arrivals are the trace's own, spread over the replicas at random and replayed through each one's "
+                     "prefill queue; decoding is by closed forms")
+    elif task.workload.gap_cv_squared > 4.0:
+        notes.append(f"arrivals are very bursty (CV² {task.workload.gap_cv_squared:.1f}): closed forms err; give a "
+                     "--trace with its arrivals, or keep headroom")
     return tuple(notes)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.planning.arrivals import Stream
 from bstar.planning.draws import RequestDraws
 from bstar.planning.replica import Replica, full_chunk_s, prompt_budget
-from bstar.queueing.general import kingman_mean_wait_s, mg1_wait_quantile_s
+from bstar.queueing.general import mg1_wait_quantile_s
 from bstar.specs.slo import Slo
 
 Floats = NDArray[np.float64]
@@ -80,7 +81,7 @@ class _Prefill:
 
 def experience(
     replica: Replica, draws: RequestDraws, rate: Floats, mean: Floats, met: Floats, admission: Floats,
-    queued_fraction: Floats, stable: NDArray[np.bool_], gap_cv_squared: float, cap: Floats | NDArray[np.int64],
+    queued_fraction: Floats, stable: NDArray[np.bool_], stream: Stream, cap: Floats | NDArray[np.int64],
     clients: Floats | None = None,
 ) -> Outcomes:  # fmt: skip
     """TTFT, TPOT and E2E of every draw.
@@ -89,9 +90,9 @@ def experience(
     met          how many each draw finds decoding; `admission` seconds it waits for a place, of `cap`
     clients      of a closed loop (None: an open one): nobody waits behind more than the others
     """
-    prefill = _prefill(replica, draws, rate, mean, gap_cv_squared, clients)
+    prefill = _prefill(replica, draws, rate, mean, stream, clients)
     here = replica.step_s(np.maximum(met, 1.0))
-    wait, own_step = _until_scheduled(replica, draws, prefill, rate, here, met, gap_cv_squared, clients)
+    wait, own_step = _until_scheduled(replica, draws, prefill, rate, here, met, stream, clients)
     ttft = replica.request_s + admission + wait + prefill.chunks * here + prefill.cost
     pace = _pace_s(replica, draws, mean, met, np.asarray(cap, dtype=np.float64))
     stall = _stall_s(draws, prefill, pace, own_step - here / prefill.free, own_step, finite=clients is not None)
@@ -113,7 +114,7 @@ def experience(
 
 
 def _prefill(
-    replica: Replica, draws: RequestDraws, rate: Floats, mean: Floats, gap_cv_squared: float, clients: Floats | None
+    replica: Replica, draws: RequestDraws, rate: Floats, mean: Floats, stream: Stream, clients: Floats | None
 ) -> _Prefill:
     new, mean_new = draws.new_tokens, draws.mean_new_tokens
     at = np.maximum(mean, 1.0)[:, None]
@@ -127,7 +128,10 @@ def _prefill(
     chunks = np.ceil(new / budget)
     held = cost * replica.stalled_fraction
     mean_cost = held.mean(axis=1, keepdims=True)
-    burst = (gap_cv_squared - 1.0) * mean_cost**2
+    # Counts of prompts vary more than Poisson's in a burst: over a step, and over the time that a request decodes.
+    stays = base[:, 0] * max(draws.mean_decode_tokens, 1.0)
+    burst = (stream.dispersion(stays, rate) - 1.0) * mean_cost**2
+    step_burst = (stream.dispersion(base[:, 0], rate) - 1.0) * mean_cost**2
     others = 1.0 if clients is None else np.maximum(1.0 - 1.0 / clients, 0.0)[:, None]
     # Where nothing decodes a step is there for its prompts alone, and those that came in one step share it.
     alone = np.exp(-mean)[:, None]
@@ -136,15 +140,15 @@ def _prefill(
         cost=cost, chunks=chunks,
         service=cost / replica.pipeline_stages + base * np.maximum(new / budget, alone / sharing),
         phi=np.minimum(rate[:, None] * mean_cost * others, 1.0 - 1e-9),
-        stall_spread=rate[:, None] * ((held * held).mean(axis=1, keepdims=True) + burst),
-        step_spread=rate[:, None] * ((held * held / chunks).mean(axis=1, keepdims=True) + burst),
+        stall_spread=rate[:, None] * np.maximum((held * held).mean(axis=1, keepdims=True) + burst, 0.0),
+        step_spread=rate[:, None] * np.maximum((held * held / chunks).mean(axis=1, keepdims=True) + step_burst, 0.0),
         full_chunk=full_chunk_s(replica, draws, at, arrive),
     )  # fmt: skip
 
 
 def _until_scheduled(
     replica: Replica, draws: RequestDraws, prefill: _Prefill, rate: Floats, here: Floats, met: Floats,
-    gap_cv_squared: float, clients: Floats | None,
+    stream: Stream, clients: Floats | None,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """(wait until the step with the first chunk begins, length of the own step); admission apart."""
     phi, spread = prefill.phi, prefill.step_spread
@@ -158,7 +162,8 @@ def _until_scheduled(
     company = lag * here + _gamma_quantile(
         phi * running + lag * extra, spread * running + lag * extra_variance, draws.company_z
     )
-    queue = _prefill_wait_s(draws, rate, prefill.service, gap_cv_squared, clients)
+    queue = (stream.prefill_wait_s(draws, rate, prefill.service) if clients is None
+             else _closed_wait_s(draws, rate, prefill.service, clients))
     # In a closed loop the next request comes when a step ends: nothing is left of that step.
     joining = company if clients is not None else draws.phase * running + company
     return np.where(met > 0, np.maximum(joining, queue), queue), here + prefill.cost + phi * running
@@ -182,23 +187,18 @@ def _stall_s(
     return np.minimum(_gamma_quantile(mean, variance, draws.stall_z), most)
 
 
-def _prefill_wait_s(
-    draws: RequestDraws, rate: Floats, service: Floats, gap_cv_squared: float, clients: Floats | None
-) -> Floats:
-    """Wait behind the prompts that came before, by rank."""
+def _closed_wait_s(draws: RequestDraws, rate: Floats, service: Floats, clients: Floats) -> Floats:
+    """Wait behind the prompts of others in a closed loop, by rank.
+
+    Among C clients the queue is at most C − 1 long (Schweitzer's approximation).
+    """
     mean = service.mean(axis=1)
     square_cv = service.var(axis=1) / np.maximum(mean, 1e-12) ** 2
-    rho = rate * mean
-    if clients is not None:
-        # Among C clients the queue is at most C − 1 long (Schweitzer's approximation).
-        others = np.maximum(clients - 1.0, 0.0)
-        busy = rho * others / clients
-        wait = mean * busy / np.maximum(1.0 - busy, 1e-9) * (1.0 + square_cv) / 2.0
-        wait = np.minimum(wait, others * mean)
-        rho = np.minimum(rho, 0.999)
-    else:
-        wait = kingman_mean_wait_s(rate, mean, square_cv, gap_cv_squared)
-    return mg1_wait_quantile_s(rho[:, None], wait[:, None], draws.wait)
+    rho, others = rate * mean, np.maximum(clients - 1.0, 0.0)
+    busy = rho * others / clients
+    wait = mean * busy / np.maximum(1.0 - busy, 1e-9) * (1.0 + square_cv) / 2.0
+    wait = np.minimum(wait, others * mean)
+    return mg1_wait_quantile_s(np.minimum(rho, 0.999)[:, None], wait[:, None], draws.wait)
 
 
 def _pace_s(replica: Replica, draws: RequestDraws, mean: Floats, met: Floats, cap: Floats) -> Floats:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.planning.arrivals import Stream
 from bstar.planning.draws import RequestDraws
 from bstar.planning.experience import Outcomes, experience
 from bstar.planning.replica import Replica, full_chunk_s, mean_prefill_s, prefill_of_a_request_s
@@ -47,9 +48,13 @@ def saturated_rate_per_s(replica: Replica, draws: RequestDraws) -> Floats:
 
 
 def open_outcomes(
-    replica: Replica, draws: RequestDraws, rate_per_s: Floats, cap: Ints, *, gap_cv_squared: float = 1.0
+    replica: Replica, draws: RequestDraws, rate_per_s: Floats, cap: Ints, *, stream: Stream | None = None
 ) -> Outcomes:
-    """An open loop: `rate_per_s` (lanes,) requests arrive whatever happens; `cap` (lanes,) places."""
+    """An open loop: `rate_per_s` (lanes,) requests arrive whatever happens; `cap` (lanes,) places.
+
+    stream   how they come; None: Poisson
+    """
+    stream = stream or Stream()
     rate = np.asarray(rate_per_s, dtype=np.float64)
     cost = mean_prefill_s(replica, draws, rate[:, None])
     busy = rate[:, None] * cost
@@ -59,10 +64,11 @@ def open_outcomes(
     stable = crowd.stable & (np.take_along_axis(busy, cap[:, None] - 1, axis=1)[:, 0] < 1.0)
     mean = np.where(stable, crowd.mean, cap)
     met = _crowd_met(crowd.probability, draws.crowd, cap)
-    peaked = (1.0 + gap_cv_squared) / 2.0  # bursts widen the number in flight: Kingman's factor
-    met = np.clip(mean[:, None] + (met - mean[:, None]) * np.sqrt(peaked), 0.0, cap[:, None])
-    admission = _admission_s(draws, crowd.queued_fraction, rate, cap, step, gap_cv_squared)
-    return experience(replica, draws, rate, mean, met, admission, crowd.queued_fraction, stable, gap_cv_squared, cap)
+    # Bursts widen the number in flight, over the time that a request stays.
+    stays = mean / np.maximum(rate, 1e-12)
+    met = np.clip(mean[:, None] + (met - mean[:, None]) * np.sqrt(stream.peakedness(stays, rate)), 0.0, cap[:, None])
+    admission = _admission_s(draws, crowd.queued_fraction, rate, cap, step, stream.dispersion(stays, rate))
+    return experience(replica, draws, rate, mean, met, admission, crowd.queued_fraction, stable, stream, cap)
 
 
 def _step_with_prefill_s(
@@ -97,7 +103,7 @@ def _crowd_met(probability: Floats, rank: Floats, cap: Ints) -> Floats:
 
 
 def _admission_s(
-    draws: RequestDraws, queued_fraction: Floats, rate: Floats, cap: Ints, step: Floats, gap_cv_squared: float
+    draws: RequestDraws, queued_fraction: Floats, rate: Floats, cap: Ints, step: Floats, dispersion: Floats
 ) -> Floats:
     """Wait for a place: P(W > t) = P(full)·exp(−(μ − λ)·t), Allen–Cunneen's factor for what is not Poisson."""
     decode = draws.mean_decode_tokens
@@ -105,7 +111,7 @@ def _admission_s(
         return np.zeros((rate.size, draws.crowd.size))
     full_step = np.take_along_axis(step, cap[:, None] - 1, axis=1)[:, 0]
     slack = cap / (decode * full_step) - rate
-    variation = (gap_cv_squared + float(draws.decode_tokens.var()) / decode**2) / 2.0
+    variation = (dispersion + float(draws.decode_tokens.var()) / decode**2) / 2.0
     with np.errstate(divide="ignore", invalid="ignore"):
         depth = np.log(queued_fraction[:, None] / (1.0 - draws.crowd))
         wait = np.maximum(depth, 0.0) / slack[:, None] * variation
@@ -171,6 +177,6 @@ def _closed_at(
     admission = np.broadcast_to(((clients - places) / rate)[:, None], met.shape)
     full = np.where(clients > places, 1.0, 0.0)
     return experience(
-        replica, draws, rate, decoding, met, admission, full, np.ones(rate.shape, dtype=bool), 1.0, places,
+        replica, draws, rate, decoding, met, admission, full, np.ones(rate.shape, dtype=bool), Stream(), places,
         clients=places,
     )

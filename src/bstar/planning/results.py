@@ -199,10 +199,12 @@ class PlanResult:
         found: dict[str, list[Rejected]] = {}
         for one in sorted(self.rejected, key=_nearest):
             found.setdefault(one.kind, []).append(one)
-        return tuple(
-            f"{len(group)} layout{'s' if len(group) > 1 else ''}: {_KINDS.get(kind, kind)}, e.g. {group[0].gpu} {group[0].layout}: {group[0].reason}"
-            for kind, group in found.items()
-        )
+        lines = []
+        for kind, group in found.items():
+            count = "1 layout" if len(group) == 1 else f"{len(group)} layouts"
+            first = group[0]
+            lines.append(f"{count}: {_KINDS.get(kind, kind)}, e.g. {first.gpu} {first.layout}: {first.reason}")
+        return tuple(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `bstar plan`."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bstar.errors import BstarError
+from bstar.planning.arrivals import Replay
 from bstar.planning.cost import GpuPrice
 from bstar.planning.draws import RequestDraws
 from bstar.planning.feasibility import NoAnswerError, check_floors, fitting_deployment
@@ -33,6 +34,7 @@ class Task:
     context: float
     max_model_len: int
     choice: EngineChoice
+    replay: Replay | None = None
     peak_factor: float = 1.0
     headroom_fraction: float = 0.0
     max_gpus: int | None = None

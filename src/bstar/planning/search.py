@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bstar.errors import SpecError
+from bstar.planning.arrivals import replay_of
 from bstar.planning.cost import gpu_price, is_named
 from bstar.planning.draws import length_needs, request_draws
 from bstar.planning.evaluate import Sized, finish, size
@@ -59,7 +60,7 @@ def answer(question: Question) -> PlanResult:
         return _no_answer(question, no)
     task = Task(
         workload=question.workload, slo=question.slo, draws=draws, choice=question.choice,
-        context=question.workload.mean_decode_context_tokens,
+        replay=replay_of(question.workload, draws), context=question.workload.mean_decode_context_tokens,
         max_model_len=_model_len(question.max_model_len, length, needs.p99_tokens), max_gpus=question.max_gpus,
         peak_factor=question.peak_factor, headroom_fraction=question.headroom_fraction,
     )  # fmt: skip
