@@ -15,7 +15,7 @@ from bstar.planning.feasibility import NoAnswerError
 from bstar.planning.lanes import Lanes
 from bstar.planning.outcomes import closed_outcomes, open_outcomes
 from bstar.planning.replica import Replica
-from bstar.planning.sizing import IDLE, Found, Search, fewest, replicas_needed
+from bstar.planning.sizing import HEADROOM_TOLERANCE, IDLE, TOLERANCE, Found, Search, fewest, replicas_needed
 from bstar.specs.slo import Slo
 from bstar.specs.workload import Workload
 
@@ -73,7 +73,8 @@ def _open(
             found = open_outcomes(_at(replica, lanes, chosen), draws, rate, lanes.cap[chosen], stream=stream)
             return found.attainment(slo) - slo.attainment_fraction
 
-        return Search(margin=margin, top=lanes.top_per_s, least=IDLE * lanes.top_per_s, total=wanted)
+        return Search(margin=margin, top=lanes.top_per_s, least=IDLE * lanes.top_per_s, total=wanted,
+                      tolerance=TOLERANCE if total is None else HEADROOM_TOLERANCE)
 
     if slo.is_empty:
         best = int(np.argmax(lanes.top_per_s))

@@ -17,8 +17,10 @@ Margin = Callable[[Floats, Ints], Floats]
 MOST_UTILISED = 0.95
 # What meets the SLO only below this share of its own throughput meets it when it is idle: that is no answer.
 IDLE = 0.01
-# Capacities are found to this share; numbers of replicas exactly.
+# Capacities are found to this share, where they are compared and where only headroom depends on them; numbers of
+# replicas exactly.
 TOLERANCE = 0.004
+HEADROOM_TOLERANCE = 0.02
 # Lanes that are followed up at once, those with the most in hand first.
 _FEW = 4
 
