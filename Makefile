@@ -28,7 +28,7 @@ demo: setup
 	@$(BIN)/bstar plan llama-3.1-8b --gpu h100-sxm-80gb,a100-sxm-80gb,l40s --input 2000 --output 500 --rate 10 --slo ttft=1s,tpot=50ms --attainment 0.95
 
 quick: setup
-	$(BIN)/python -m pytest -m "not slow and not vllm and not full"
+	$(BIN)/python -m pytest -n auto -m "not slow and not vllm and not full"
 
 vllm: $(VLLM)/.done
 
@@ -37,10 +37,12 @@ $(VLLM)/.done: tools/setup_vllm.sh
 	@touch $@
 
 test: setup vllm
-	BSTAR_VLLM_VENV=$(abspath $(VLLM)) $(BIN)/python -m pytest -m "not full"
+	$(BIN)/python -m pytest -n auto -m "not vllm and not full"
+	BSTAR_VLLM_VENV=$(abspath $(VLLM)) $(BIN)/python -m pytest -m "vllm and not full"
 
 test-full: setup vllm
-	BSTAR_VLLM_VENV=$(abspath $(VLLM)) $(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto -m "not vllm"
+	BSTAR_VLLM_VENV=$(abspath $(VLLM)) $(BIN)/python -m pytest -m vllm
 
 check: lint types layers
 
@@ -57,6 +59,18 @@ layers: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup
+	$(BIN)/python tools/make_cli_reference.py
+	$(BIN)/python tools/memory_report.py --write
+	$(BIN)/python tools/memory_heldout.py --write
+	$(BIN)/python tools/update_docs.py
+
+bench: setup
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/landmarks.py
+	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/step_times.py
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -17,6 +17,7 @@ CASES = [
     ("explain, one GPU", ["explain", "llama-3.1-8b", "--gpu", "h100", "--context", "2000", "--json"], 1.0),
     ("plan, one GPU", ["plan", "llama-3.1-8b", "--gpu", "h100", "--rate", "10", *LOAD], 1.0),
     ("plan, one GPU, capacity", ["plan", "llama-3.1-70b", "--gpu", "h200", *LOAD], 1.0),
+    ("plan, two GPUs, 500 clients", ["plan", "phi-4", "--gpu", "h20,rtx-4090", "--concurrency", "500", *LOAD], 2.0),
     ("plan, ten GPUs, 8B", ["plan", "llama-3.1-8b", "--gpu", TEN_GPUS, "--rate", "10", *LOAD], 2.0),
     ("plan, ten GPUs, 70B", ["plan", "llama-3.1-70b", "--gpu", TEN_GPUS, "--rate", "3", *LOAD], 2.0),
     ("plan, ten GPUs, Qwen3-30B-A3B", ["plan", "qwen3-30b-a3b", "--gpu", TEN_GPUS, "--rate", "10", *LOAD], 2.0),

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from batching import closed_loop, open_loop
 
+from bstar.planning.arrivals import Stream
+from bstar.planning.capacity import capacity_of
 from bstar.planning.draws import request_draws
+from bstar.planning.feasibility import NoAnswerError
+from bstar.planning.lanes import lanes_of
 from bstar.planning.outcomes import closed_outcomes, open_outcomes, saturated_rate_per_s
 from bstar.planning.replica import Replica, mean_prefill_s, secure_room
-from bstar.planning.sizing import closed_capacity, open_capacity, per_replica_gap_cv_squared, replicas_needed
+from bstar.planning.sizing import fewest, replicas_needed
 from bstar.specs.slo import Slo
 from bstar.specs.workload import Workload
 from bstar.traffic.lengths import parse_lengths, quantile
@@ -155,39 +159,83 @@ def test_an_unstable_lane_meets_nothing():
     assert found.attainment(Slo())[0] == 0.0
 
 
+def lanes(replica, draws, slo, caps, budgets=None):
+    """The lanes of a toy replica: the same places at each budget."""
+    places = {budget: [c for c in caps if c <= budget] for budget in budgets or (replica.token_budget,)}
+    return lanes_of(replica, draws, slo, dict.fromkeys(places, 1e4), places, utilisation=0.95)
+
+
+def capacity(replica, draws, load, slo, caps, budgets=None, total=None):
+    return capacity_of(replica, draws, load, slo, lanes(replica, draws, slo, caps, budgets), total)
+
+
 def test_capacity_is_where_attainment_ends():
     load = load_of("lognormal:mean=1000,cv=1", "lognormal:mean=250,cv=1")
     replica, draws = toy(load.mean_decode_context_tokens), request_draws(load)
-    slo = Slo(ttft_s=0.5, tpot_s=0.02)
-    found = open_capacity(replica, draws, slo, np.array([16, 64, 256]))
+    slo, caps = Slo(ttft_s=0.5, tpot_s=0.02), [16, 64, 256]
+    found, _ = capacity(replica, draws, load, slo, caps)
     cap = np.array([found.cap])
     assert open_outcomes(replica, draws, np.array([found.load]), cap).attainment(slo)[0] >= 0.99
     assert open_outcomes(replica, draws, np.array([found.load * 1.03]), cap).attainment(slo)[0] < 0.99
-    tighter = open_capacity(replica, draws, replace(slo, tpot_s=0.015), np.array([16, 64, 256]))
+    tighter, _ = capacity(replica, draws, load, replace(slo, tpot_s=0.015), caps)
     assert tighter.load <= found.load
-    assert open_capacity(replica, draws, Slo(tpot_s=0.001), np.array([16, 64])) is None
-    faster = toy(load.mean_decode_context_tokens, bandwidth=6e12)
-    assert open_capacity(faster, draws, slo, np.array([16, 64, 256])).load >= found.load
+    with pytest.raises(NoAnswerError, match="only when it is idle"):
+        capacity(replica, draws, load, Slo(tpot_s=0.001), [16, 64])
+    faster, _ = capacity(toy(load.mean_decode_context_tokens, bandwidth=6e12), draws, load, slo, caps)
+    assert faster.load >= found.load
 
 
 def test_closed_capacity_is_where_attainment_ends():
-    load = load_of("uniform:800-1000", "uniform:800-1000")
+    load = load_of("uniform:800-1000", "uniform:800-1000", concurrency=100)
     replica, draws = toy(load.mean_decode_context_tokens), request_draws(load)
     slo = Slo(tpot_s=0.015)
-    found = closed_capacity(replica, draws, slo, np.array([64, 256]))
-    inside = closed_outcomes(replica, draws, np.array([found.load]), np.array([256]))
-    assert inside.attainment(slo)[0] >= 0.99
-    assert closed_outcomes(replica, draws, np.array([found.load * 1.05]), np.array([256])).attainment(slo)[0] < 0.99
+    found, _ = capacity(replica, draws, load, slo, [64, 256])
+    cap = np.array([found.cap])
+    assert closed_outcomes(replica, draws, np.array([found.load]), cap).attainment(slo)[0] >= 0.99
+    assert closed_outcomes(replica, draws, np.array([found.load * 1.05]), cap).attainment(slo)[0] < 0.99
+
+
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize("slo", [
+    Slo(ttft_s=0.5, tpot_s=0.02), Slo(tpot_s=0.012), Slo(ttft_s=0.2), Slo(e2e_s=15.0), Slo(),
+])  # fmt: skip
+@pytest.mark.parametrize("total", [3.0, 30.0, 95.0])
+def test_more_settings_never_take_more_replicas(slo, total):
+    load = load_of("lognormal:mean=1000,cv=1", "lognormal:mean=250,cv=1", rate_per_s=total)
+    replica, draws, caps = toy(load.mean_decode_context_tokens), request_draws(load), [8, 32, 64, 96, 128, 192, 256]
+    _, free = capacity(replica, draws, load, slo, caps, BUDGETS, total)
+    for budget in BUDGETS:
+        for cap in caps:
+            if cap > budget:
+                continue
+            try:
+                assert free <= capacity(replica, draws, load, slo, [cap], (budget,), total)[1]
+            except NoAnswerError:
+                continue
+
+
+def test_the_fewest_replicas_are_found_without_doubling_past_them():
+    for answer in (1, 2, 3, 7, 11, 12, 63, 64, 65):
+        asked = []
+        assert fewest(lambda n, a=answer, seen=asked: seen.append(n) or n >= a, at_least=1, at_most=1000) == answer
+        assert len(asked) <= 14
+    assert fewest(lambda n: False, at_least=3, at_most=50) is None
 
 
 def test_bursts_cost_capacity_and_routers_smooth_them():
     load = load_of("1000", "250", rate_per_s=5.0, burstiness=0.1)
     replica, draws = toy(load.mean_decode_context_tokens), request_draws(load)
-    slo, lanes = Slo(ttft_s=0.3, tpot_s=0.03), np.array([64, 256])
-    capacity = [open_capacity(replica, draws, slo, lanes, gap_cv_squared=g).load for g in (1.0, 4.0, 10.0)]
-    assert capacity[0] > capacity[1] > capacity[2]
-    assert per_replica_gap_cv_squared(load, 1) == pytest.approx(10.0)
-    assert per_replica_gap_cv_squared(load, 9) == pytest.approx(2.0)
+    slo = Slo(ttft_s=0.3, tpot_s=0.03)
+    carried = [capacity(replica, draws, replace(load, burstiness=1 / g), slo, [64, 256])[0].load for g in (1, 4, 10)]
+    assert carried[0] > carried[1] > carried[2]
+    counts = [capacity(replica, draws, replace(load, burstiness=1 / g), slo, [64, 256], None, 60.0)[1]
+              for g in (1, 4, 10, 40)]  # fmt: skip
+    assert counts == sorted(counts)
+    for replicas, seen in ((1, 10.0), (9, 2.0)):
+        stream = Stream(gap_cv_squared=load.gap_cv_squared, replicas=replicas)
+        assert float(stream.dispersion(np.ones(1), np.ones(1))[0, 0]) == pytest.approx(seen)
 
 
 def test_a_prompt_token_is_nearly_free_below_the_ridge():

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bstar.catalog.devices import get_device
@@ -313,6 +314,65 @@ def test_a_trace_is_a_load():
     assert rescaled.best.requests_per_s == pytest.approx(3.0)
 
 
+def test_bursts_take_the_fewest_replicas_that_meet_the_slo():
+    """No doubling: one replica less would miss the SLO, whatever its setting."""
+    load = {"input_tokens": 1000, "output_tokens": 100, "slo": "ttft=1s,tpot=40ms", "rate_per_s": 30,
+            "burstiness": 0.02}  # fmt: skip
+    found = plan("llama-3.1-8b", "h100-sxm-80gb", **load).best
+    less = plan("llama-3.1-8b", "h100-sxm-80gb", max_gpus=found.num_gpus - 1, **load)
+    assert not less.feasible
+    assert found.replicas & (found.replicas - 1) or found.replicas < 4
+
+
+def test_a_traces_own_arrivals_are_replayed():
+    """The same requests, evenly spaced and in one rush: only the rush takes more replicas than Poisson arrivals."""
+    rng = np.random.default_rng(3)
+    n = 3000
+    calm = np.cumsum(rng.exponential(0.1, n))
+    rush = np.sort(np.concatenate([rng.uniform(0, n / 10, n - 900), rng.uniform(100, 110, 900)]))
+    gpus = {}
+    for name, arrivals in (("calm", calm), ("rush", rush)):
+        gaps = np.diff(arrivals)
+        load = Workload(
+            input_tokens=fixed(3000), output_tokens=fixed(20), rate_per_s=10.0, joint=((3000, 20),) * n,
+            burstiness=float(gaps.mean() ** 2 / gaps.var()), arrivals_s=tuple(arrivals.tolist()),
+        )
+        best = plan("llama-3.1-8b", "h100-sxm-80gb", load, "ttft=1s,tpot=60ms").best
+        assert any("replayed" in note for note in best.notes)
+        gpus[name] = best.num_gpus
+    poisson = plan("llama-3.1-8b", "h100-sxm-80gb", replace(load, arrivals_s=(), burstiness=1.0), "ttft=1s,tpot=60ms")
+    assert gpus["calm"] == poisson.best.num_gpus < gpus["rush"]
+
+
+def test_what_costs_far_more_than_the_best_or_only_works_when_idle_is_no_candidate():
+    result = plan("llama-3.1-70b", "h100-sxm-80gb", input_tokens="lognormal:mean=1200,cv=1", output_tokens=200,
+                  rate_per_s=5, slo="chat", most_candidates=20)  # fmt: skip
+    least = usd(result)
+    assert all(c.cost.usd_per_hour <= 10 * least for c in result.candidates)
+    for one in result.rejected:
+        if one.kind == "cost" or "idle" in one.reason:
+            break
+    else:
+        assert all(c.num_gpus < 100 for c in result.candidates)
+    assert all(line.split()[0].isdigit() for line in result.rejected_summary())
+    assert sum(int(line.split()[0]) for line in result.rejected_summary()) == len(result.rejected)
+
+
+def test_the_peak_and_an_unused_price_are_told():
+    result = plan("llama-3.1-8b", "h100-sxm-80gb", rate_per_s=4, peak_factor=2, prices={"h10": 1.0}, **CHAT)
+    notes = " ".join(result.notes)
+    assert "peak of 8 requests/s" in notes
+    assert "price of h10 is not used" in notes
+    assert "did you mean h100-sxm-80gb?" in notes
+
+
+def test_a_gpu_without_bf16_serves_in_fp16_and_says_so():
+    load = {"input_tokens": 500, "output_tokens": 100, "rate_per_s": 1, "slo": "tpot=100ms"}
+    best = plan("llama-3.1-8b", "v100-sxm2-32gb", **load).best
+    assert best.deployment.model.weight_dtype == "fp16"
+    assert any("fp16" in note for note in best.notes)
+
+
 def test_python_specs_are_taken_as_they_are():
     load = Workload(input_tokens=fixed(500), output_tokens=fixed(100), rate_per_s=2.0)
     gpus = [get_device("l40s"), "h100-sxm-80gb"]
@@ -323,7 +383,8 @@ def test_python_specs_are_taken_as_they_are():
 @pytest.mark.parametrize("fields", [
     {"input_tokens": None}, {"output_tokens": None}, {"slo": "fast"}, {"gpus": ""}, {"gpus": "h999"},
     {"model": "no-such-model"}, {"rate_per_s": 0}, {"rate_per_s": -1}, {"rate_per_s": math.nan}, {"concurrency": 0},
-    {"rate_per_s": 1, "concurrency": 1}, {"max_gpus": 0}, {"peak_factor": 0}, {"headroom_fraction": 1},
+    {"rate_per_s": 1, "concurrency": 1}, {"max_gpus": 0}, {"peak_factor": 0.5}, {"headroom_fraction": 1},
+    {"prefix_tokens": 200},
     {"weight_dtypes": "fp7"}, {"kv_cache_dtypes": "fp7"}, {"prices": {"h100-sxm-80gb": -1}}, {"burstiness": 0},
     {"trace": "/no/such/file.csv"}, {"input_tokens": "uniform:9-1"}, {"attainment_fraction": 1.5},
     {"gpu_memory_utilization": 1.5}, {"max_num_seqs": 0}, {"max_num_batched_tokens": 0},

@@ -209,3 +209,21 @@ def test_in_flight_is_vectorised_and_marks_what_is_unstable():
     found = q.in_flight_distribution(np.array([0.5, 2.0]), np.ones(1))
     assert found.stable.tolist() == [True, False]
     assert found.queued_fraction.tolist() == [0.5, 1.0]
+
+
+def test_fifo_waits_are_lindleys_recursion():
+    rng = np.random.default_rng(5)
+    server = np.sort(rng.integers(0, 4, 2000))
+    arrival = np.concatenate([np.sort(rng.uniform(0, 100, int((server == k).sum()))) for k in range(4)])
+    service = rng.gamma(2.0, 0.09, 2000)
+    expected = np.empty(2000)
+    for k in range(4):
+        free = -np.inf
+        for i in np.flatnonzero(server == k):
+            expected[i] = max(free - arrival[i], 0.0)
+            free = arrival[i] + expected[i] + service[i]
+    assert q.fifo_waits_s(arrival, service, server) == pytest.approx(expected, abs=1e-8)
+    # Poisson arrivals, exponential service: M/M/1.
+    n = 200_000
+    waits = q.fifo_waits_s(np.cumsum(rng.exponential(1.0, n)), rng.exponential(0.6, n))
+    assert waits.mean() == pytest.approx(0.6 * 0.6 / 0.4, rel=0.05)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bstar.codec import engine_settings
+from bstar.codec import engine_meanings, engine_settings
 from bstar.codec.engine_flags import Argument, read_arguments
 from bstar.codec.engine_launch import format_command
 from bstar.codec.masking import masked
@@ -92,10 +92,10 @@ def parse_command(text: str) -> ParsedCommand:
     settings, unmodelled = found.settings, found.unmodelled
     engine_settings.from_environment(environment, settings)
     if engine == "sglang":
-        engine_settings.finish_sglang(settings, unmodelled)
+        engine_meanings.finish_sglang(settings, unmodelled)
     elif engine == "trtllm":
         _trtllm_files(arguments, settings, unmodelled)
-        engine_settings.finish_trtllm(settings)
+        engine_meanings.finish_trtllm(settings)
     model = settings.pop("model", None)
     if model is None and positional:
         model = positional.pop(0)
@@ -231,7 +231,7 @@ def _trtllm_files(arguments: list[Argument], settings: dict[str, Any], unmodelle
     for argument in arguments:
         if argument.dest == "extra_llm_api_options" and isinstance(argument.value, str):
             options = _read_yaml(argument.value, argument.text.split(" ", 1)[0])
-            engine_settings.trtllm_options(options, settings, unmodelled)
+            engine_meanings.trtllm_options(options, settings, unmodelled)
 
 
 def _read_yaml(path: str, flag: str) -> dict[str, Any]:

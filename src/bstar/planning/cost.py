@@ -35,11 +35,15 @@ class GpuPrice:
     source: str
 
 
+def is_named(device: DeviceSpec, name: str) -> bool:
+    """Whether `name` is an id, a name or an alias of `device`, in any case."""
+    return name.strip().lower() in {n.lower() for n in (device.id, device.name, *device.aliases)}
+
+
 def gpu_price(device: DeviceSpec, prices: Mapping[str, float]) -> GpuPrice:
     """The user's price of `device` (by id or alias), else the catalog's, else none."""
-    names = {device.id, device.name, *device.aliases}
     for name, value in prices.items():
-        if name in names or name.lower() in {n.lower() for n in names}:
+        if is_named(device, name):
             if not 0 <= value < float("inf"):
                 raise SpecError(f"price {name}: must be a price per GPU and hour of at least 0, is {value}")
             return GpuPrice(usd_per_hour=float(value), source="--price")

@@ -54,8 +54,16 @@ class RequestDraws:
         """Decode steps of a request: the first output token comes from the prefill."""
         return self.output_tokens - 1.0
 
+
 def request_draws(workload: Workload, *, count: int = COUNT) -> RequestDraws:
-    """`count` points of a workload. A trace's pairs are thinned along their total length, pairs kept together."""
+    """`count` points of a workload. A trace's pairs are thinned along their total length, pairs kept together.
+
+    Raises SpecError where the shared prefix is longer than the mean prompt.
+    """
+    if workload.prefix_tokens > workload.input_tokens.mean:
+        raise SpecError(f"prefix: {workload.prefix_tokens:,} tokens are more than the mean prompt of "
+                        f"{workload.input_tokens.mean:,.0f}, which counts the prefix too; raise the input length "
+                        "or shorten the prefix")
     rng = np.random.default_rng(20_260)
 
     def ranks() -> Floats:

@@ -5,36 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bstar.latency.times import decode_step_time
 from bstar.physics.deployment_landmarks import Landmarks
 from bstar.physics.landmarks import landmarks_of
 from bstar.physics.memory import memory_budget
+from bstar.planning.capacity import Capacity, capacity_of, outcomes_of
 from bstar.planning.cost import cost_of
 from bstar.planning.experience import Outcomes
 from bstar.planning.feasibility import NoAnswerError
-from bstar.planning.limits import LONGEST_STEP_TPOTS
+from bstar.planning.lanes import MEMORY_SHARE, Lanes
 from bstar.planning.replica import Replica, overflow_fraction, secure_room
 from bstar.planning.results import Candidate, Percentiles, Predicted
-from bstar.planning.screen import MEMORY_SHARE, RAISED_BUDGET, Screened, Spot, Task, screen
+from bstar.planning.screen import Screened, Spot, Task, searched
 from bstar.planning.sheet import slo_batch
-from bstar.planning.sizing import (
-    Capacity,
-    closed_capacity,
-    full_house,
-    open_capacity,
-    outcomes_of,
-    per_replica_gap_cv_squared,
-    replicas_needed,
-)
 from bstar.planning.space import build
 from bstar.specs.deployment import Deployment
 
-TOKEN_BUDGETS = (2048, 4096, 8192, 16384)
-# Capacity that a smoother stream is worth: see `refined`.
-SMOOTH_WORTH = 0.03
 _MANY_QUEUE = 0.01
 
 
@@ -43,6 +29,7 @@ class Sized:
     """A layout with its capacity and replicas: what ranking needs; `finish` makes the candidate of it."""
 
     screened: Screened
+    lanes: Lanes
     capacity: Capacity
     replicas: int
 
@@ -51,12 +38,13 @@ class Sized:
         return self.screened.spot
 
     @property
-    def deployment(self) -> Deployment:
-        return self.screened.deployment
-
-    @property
     def replica(self) -> Replica:
-        return self.screened.replica
+        """The replica at the chosen places and token budget."""
+        found, room = self.screened.replica, self.lanes.room
+        return replace(
+            found, token_budget=self.capacity.budget, decode_step_s=found.decode_step_s[: self.capacity.cap],
+            floor_step_s=found.floor_step_s[: self.capacity.cap], room_sequences=room[self.capacity.budget],
+        )  # fmt: skip
 
     @property
     def num_gpus(self) -> int:
@@ -70,76 +58,14 @@ class Sized:
 
 def size(task: Task, screened: Screened) -> Sized:
     """The capacity and the replicas of a layout. Raises NoAnswerError with the reason where it is no answer."""
-    capacity, replicas = _capacity(task, screened.replica, screened.lanes)
-    gpus = replicas * screened.spot.layout.num_gpus
-    if task.max_gpus is not None and gpus > task.max_gpus:
-        each = screened.spot.layout.num_gpus
-        raise NoAnswerError(
-            "max_gpus", f"needs {gpus} GPUs ({replicas} replicas of {each}), more than the {task.max_gpus} allowed"
-        )
-    return Sized(screened=screened, capacity=capacity, replicas=replicas)
-
-
-def refined(task: Task, sized: Sized) -> Sized:
-    """The same layout at the token budget that needs the fewest replicas.
-
-    Among equals, one whose full step takes at most twice the TPOT limit: a longer one is felt as a stutter.
-    """
-    done = task.load is not None and sized.replicas == 1 and _smoothness(task, sized) == 1.0
-    if done or task.choice.max_num_batched_tokens is not None:
-        return sized
-    options = [sized]
-    used = sized.deployment.engine.max_num_batched_tokens
-    for budget in TOKEN_BUDGETS:
-        if budget != used and budget <= max(used, RAISED_BUDGET):
-            try:
-                options.append(size(task, screen(task, sized.spot, token_budget=budget)))
-            except NoAnswerError:
-                continue
-
-    def order(one: Sized) -> tuple[int, int, int]:
-        worth = one.capacity.requests_per_s * _smoothness(task, one)
-        # Within a percent they are equal: then the smaller budget, which takes less activation memory.
-        return one.replicas, -round(100.0 * math.log(worth)), one.deployment.engine.max_num_batched_tokens
-
-    return min(options, key=order)
-
-
-def _smoothness(task: Task, sized: Sized) -> float:
-    """1, or SMOOTH_WORTH less where a full step takes more than twice the TPOT limit."""
-    if task.slo.tpot_s is None:
-        return 1.0
-    replica, budget = sized.replica, float(sized.deployment.engine.max_num_batched_tokens)
-    in_flight = sized.capacity.requests_per_s * task.draws.mean_decode_tokens * task.slo.tpot_s
-    crowd = np.array([min(in_flight, float(sized.capacity.cap))])
-    step = float((replica.step_s(crowd) + budget * replica.marginal_prefill_s(crowd, np.array([budget])))[0])
-    return 1.0 if step <= LONGEST_STEP_TPOTS * task.slo.tpot_s else 1.0 - SMOOTH_WORTH
-
-
-def _capacity(task: Task, replica: Replica, places: NDArray[np.int64]) -> tuple[Capacity, int]:
-    """What a replica carries and how many of them the load takes; with bursts the two depend on each other."""
-    load = task.load
-    slack = 1.0 - task.headroom_fraction
-    if task.workload.concurrency is not None:
-        found = closed_capacity(replica, task.draws, task.slo, places)
-        if found is None:
-            raise NoAnswerError("slo", "not even one client is served inside the SLO")
-        return found, replicas_needed(float(load or 1.0), found.load * slack)
-    if load is None and task.slo.is_empty:
-        # Nothing arrives at a rate and nothing is asked for: a batch job that keeps every place taken.
-        return full_house(replica, task.draws, int(places[-1])), 1
-    replicas = 1
-    while True:
-        gaps = per_replica_gap_cv_squared(task.workload, replicas)
-        carried = open_capacity(replica, task.draws, task.slo, places, gap_cv_squared=gaps)
-        if carried is None:
-            share = task.slo.attainment_fraction
-            raise NoAnswerError("slo", f"{share:.1%} of the requests cannot meet every limit together")
-        needed = 1 if load is None else replicas_needed(load, carried.load * slack)
-        if needed <= replicas or task.workload.gap_cv_squared == 1.0:
-            return carried, max(needed, replicas)
-        # More replicas see smoother streams: step up, not past the answer.
-        replicas = min(needed, 2 * replicas)
+    total = None if task.load is None else task.load / (1.0 - task.headroom_fraction)
+    lanes = searched(task, screened)
+    capacity, replicas = capacity_of(screened.replica, task.draws, task.workload, task.slo, lanes, total, task.replay)
+    each = screened.spot.layout.num_gpus
+    if task.max_gpus is not None and replicas * each > task.max_gpus:
+        needs = f"needs {replicas * each} GPUs ({replicas} replicas of {each})"
+        raise NoAnswerError("max_gpus", f"{needs}, more than the {task.max_gpus} allowed")
+    return Sized(screened=screened, lanes=lanes, capacity=capacity, replicas=replicas)
 
 
 def finish(task: Task, sized: Sized) -> Candidate:
@@ -148,7 +74,8 @@ def finish(task: Task, sized: Sized) -> Candidate:
     workload = replace(task.workload, concurrency=sized.capacity.cap) if saturated else task.workload
     load = (task.load if task.load is not None else sized.capacity.load) / sized.replicas
     found = outcomes_of(
-        sized.replica, task.draws, workload, load=load, cap=sized.capacity.cap, replicas=sized.replicas
+        sized.replica, task.draws, workload, load=load, cap=sized.capacity.cap, replicas=sized.replicas,
+        replay=task.replay,
     )
     deployment = _final(task, sized)
     attainment = float(found.attainment(task.slo)[0])
@@ -159,15 +86,15 @@ def finish(task: Task, sized: Sized) -> Candidate:
     return Candidate(
         deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
         memory=memory_budget(deployment).to_dict(),
-        landmarks=_landmarks(landmarks_of(deployment, task.workload), sized, task),
+        landmarks=_landmarks(deployment, landmarks_of(deployment, task.workload), task),
         predicted=_predicted(sized, found, deployment.engine.max_num_seqs),
         requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
         goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
         capacity_requests_per_s=sized.carried_per_s,
         headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
         cost=cost_of(sized.spot.price, sized.num_gpus, tokens_per_s),
-        bound_by=_bound(task, sized, found), launch_command=_command(deployment),
-        clients_per_replica=load if closed else None, notes=_notes(task, sized),
+        bound_by=_bound(task, sized, deployment, found), launch_command=_command(deployment),
+        clients_per_replica=load if closed else None, notes=(*_notes(task, sized), *deployment.engine.notes),
     )  # fmt: skip
 
 
@@ -178,14 +105,14 @@ def _final(task: Task, sized: Sized) -> Deployment:
     return build(
         spot.model, spot.device, spot.layout, task.choice, kv_cache_dtype=spot.kv_cache_dtype,
         max_model_len=task.max_model_len, max_num_seqs=seqs,
-        max_num_batched_tokens=sized.deployment.engine.max_num_batched_tokens,
+        max_num_batched_tokens=sized.capacity.budget,
     )  # fmt: skip
 
 
-def _landmarks(marks: Landmarks, sized: Sized, task: Task) -> dict[str, float | None]:
+def _landmarks(deployment: Deployment, marks: Landmarks, task: Task) -> dict[str, float | None]:
     names = ("ridge_point", "b_star", "b_gemm", "b_compute", "b_mem", "b_mem_full", "b_tok")
     out: dict[str, float | None] = {name: getattr(marks, name) for name in names}
-    out["b_slo"] = slo_batch(sized.deployment, task.workload, task.slo, draws=task.draws)
+    out["b_slo"] = slo_batch(deployment, task.workload, task.slo, draws=task.draws)
     return out
 
 
@@ -204,7 +131,7 @@ def _predicted(sized: Sized, found: Outcomes, max_num_seqs: int) -> Predicted:
     )  # fmt: skip
 
 
-def _bound(task: Task, sized: Sized, found: Outcomes) -> str:
+def _bound(task: Task, sized: Sized, deployment: Deployment, found: Outcomes) -> str:
     """What keeps this candidate from carrying more, in the words of the contract."""
     cap, replica = sized.capacity.cap, sized.replica
     queued = float(found.queued_fraction[0]) > _MANY_QUEUE
@@ -222,7 +149,7 @@ def _bound(task: Task, sized: Sized, found: Outcomes) -> str:
             return "queueing"
     if float(found.prefill_fraction[0]) >= 0.5:
         return "compute"
-    step = decode_step_time(sized.deployment, max(float(found.decoding[0]), 1.0), task.context)
+    step = decode_step_time(deployment, max(float(found.decoding[0]), 1.0), task.context)
     return str(step.bound_by)
 
 
@@ -236,6 +163,10 @@ def _notes(task: Task, sized: Sized) -> tuple[str, ...]:
     notes = []
     if sized.spot.price.usd_per_hour is None:
         notes.append(sized.spot.price.source)
-    if task.workload.gap_cv_squared > 4.0:
-        notes.append(f"arrivals are very bursty (CV² {task.workload.gap_cv_squared:.1f}): closed forms err, simulate")
+    if task.replay is not None:
+        notes.append("arrivals are the trace's own, spread over the replicas at random and replayed through each one's "
+                     "prefill queue; decoding is by closed forms")
+    elif task.workload.gap_cv_squared > 4.0:
+        notes.append(f"arrivals are very bursty (CV² {task.workload.gap_cv_squared:.1f}): closed forms err; give a "
+                     "--trace with its arrivals, or keep headroom")
     return tuple(notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bstar.errors import BstarError
 from bstar.physics.memory import MemoryBudget, memory_budget
@@ -87,8 +88,13 @@ def room_sequences(deployment: Deployment, context: float, *, shared_tokens: flo
     return max(budget.max_concurrency - shared / own, 0.0) * max(budget.pools, 1)
 
 
-def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, slo: Slo, context: float) -> None:
-    """Raise NoAnswerError where the SLO is out of reach of this layout even for a request that is alone."""
+def check_floors(
+    deployment: Deployment, replica: Replica, draws: RequestDraws, slo: Slo, context: float, budgets: NDArray[np.int64]
+) -> None:
+    """Raise NoAnswerError where the SLO is out of reach of this layout even for a request that is alone.
+
+    budgets   values of max_num_batched_tokens to try; the reason is that of the one which comes closest
+    """
     floor, alone = float(replica.floor_step_s[0]), float(replica.decode_step_s[0])
     at = f"for one sequence at {context:,.0f} tokens"
     if slo.tpot_s is not None and draws.mean_decode_tokens > 0:
@@ -97,17 +103,22 @@ def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, 
             raise NoAnswerError("slo", f"TPOT SLO {limit} is below the floor of {format_seconds(floor)} {at}")
         if slo.tpot_s < alone:
             raise NoAnswerError("slo", f"TPOT SLO {limit} is below the {format_seconds(alone)} expected {at}")
-    few = replace(replica, decode_step_s=replica.decode_step_s[:4], floor_step_s=replica.floor_step_s[:4])
-    rate = float(saturated_rate_per_s(few, draws)[0]) * 1e-4
-    found = open_outcomes(few, draws, np.array([rate]), np.array([few.largest_batch]))
-    if float(found.attainment(slo)[0]) >= slo.attainment_fraction:
+    if slo.is_empty:
         return
+    few = replace(replica, decode_step_s=replica.decode_step_s[:4], floor_step_s=replica.floor_step_s[:4],
+                  token_budget=budgets[:, None])  # fmt: skip
+    rate = saturated_rate_per_s(few, draws)[:, 0] * 1e-4
+    found = open_outcomes(few, draws, rate, np.full(budgets.size, few.largest_batch))
+    attained = found.attainment(slo)
+    if float(attained.max()) >= slo.attainment_fraction:
+        return
+    best = int(np.argmax(attained + 1e-6 * (budgets == deployment.engine.max_num_batched_tokens)))
     share = slo.attainment_fraction
     for name, limit_s, values in (("TTFT", slo.ttft_s, found.ttft_s), ("E2E", slo.e2e_s, found.e2e_s),
                                   ("TPOT", slo.tpot_s, found.tpot_s)):
         if limit_s is None:
             continue
-        known = values[0][~np.isnan(values[0])]
+        known = values[best][~np.isnan(values[best])]
         needed = float(np.quantile(known, share, method="higher")) if known.size else 0.0
         if needed > limit_s:
             longest = float(np.quantile(draws.new_tokens, share, method="higher"))
@@ -115,7 +126,7 @@ def check_floors(deployment: Deployment, replica: Replica, draws: RequestDraws, 
                     else f"a request within the first {share:.0%}")
             reason = f"{name} SLO {format_seconds(limit_s)} is below the {format_seconds(needed)} that {what} takes"
             raise NoAnswerError("slo", f"{reason} without any load")
-    met = float(found.attainment(slo)[0])
+    met = float(attained[best])
     raise NoAnswerError("slo", f"only {met:.1%} of the requests meet every limit without any load")
 
 
@@ -127,7 +138,8 @@ def needed_model_len(model: ModelSpec, longest_tokens: int, p99_tokens: int) -> 
     most = model.max_context_tokens
     if p99_tokens > most:
         reason = f"1 % of the requests reach {p99_tokens:,} tokens of context, {model.name} takes {most:,}"
-        raise NoAnswerError("context", f"{reason}; shorten the lengths or choose another model")
+        raise NoAnswerError("context", f"{reason}; cut the lengths (\"lognormal:…,max={most // 1000 * 1000}\") "
+                            "or choose another model")
     rounded = -(-longest_tokens // 256) * 256
     if rounded > most:
         note = None if longest_tokens <= most else f"the longest requests are cut at the model's {most:,} tokens"

@@ -22,9 +22,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.planning.arrivals import Stream
 from bstar.planning.draws import RequestDraws
 from bstar.planning.experience import Outcomes, experience
-from bstar.planning.replica import Replica, mean_prefill_s, prefill_of_a_request_s
+from bstar.planning.replica import Replica, full_chunk_s, mean_prefill_s, prefill_of_a_request_s
 from bstar.queueing.sharing import in_flight_distribution
 
 Floats = NDArray[np.float64]
@@ -34,55 +35,64 @@ _LITTLE_TOLERANCE = 0.002
 
 
 def saturated_rate_per_s(replica: Replica, draws: RequestDraws) -> Floats:
-    """λ(n) = 1/(c(n) + D·T(n)/n) for n = 1 … N: the throughput of a replica that is kept at n in flight."""
+    """λ(n) = 1/(c(n) + D·T(n)/n) for n = 1 … N: the throughput of a replica that is kept at n in flight.
+
+    Shape (N,), or (lanes, N) where the token budget is one a lane.
+    """
     decode = draws.mean_decode_tokens
     batch = np.arange(1, replica.largest_batch + 1)
-    rate = batch / np.maximum(decode * replica.decode_step_s, 1e-12)
+    rate: Floats = batch / np.maximum(decode * replica.decode_step_s, 1e-12)
     for _ in range(3):  # c depends a little on the rate: how many prompts share a step
         rate = 1.0 / (mean_prefill_s(replica, draws, rate) + decode * replica.decode_step_s / batch)
     return rate
 
 
 def open_outcomes(
-    replica: Replica, draws: RequestDraws, rate_per_s: Floats, cap: Ints, *, gap_cv_squared: float = 1.0
+    replica: Replica, draws: RequestDraws, rate_per_s: Floats, cap: Ints, *, stream: Stream | None = None
 ) -> Outcomes:
-    """An open loop: `rate_per_s` (lanes,) requests arrive whatever happens; `cap` (lanes,) places."""
+    """An open loop: `rate_per_s` (lanes,) requests arrive whatever happens; `cap` (lanes,) places.
+
+    stream   how they come; None: Poisson
+    """
+    stream = stream or Stream()
     rate = np.asarray(rate_per_s, dtype=np.float64)
     cost = mean_prefill_s(replica, draws, rate[:, None])
     busy = rate[:, None] * cost
     decode = draws.mean_decode_tokens
-    step = _step_with_prefill_s(replica, cost, busy, rate[:, None], decode, _cost_variation(replica, draws))
+    step = _step_with_prefill_s(replica, draws, cost, busy, rate[:, None], decode)
     crowd = in_flight_distribution(rate * max(decode, 1e-9), step, cap)
     stable = crowd.stable & (np.take_along_axis(busy, cap[:, None] - 1, axis=1)[:, 0] < 1.0)
     mean = np.where(stable, crowd.mean, cap)
     met = _crowd_met(crowd.probability, draws.crowd, cap)
-    peaked = (1.0 + gap_cv_squared) / 2.0  # bursts widen the number in flight: Kingman's factor
-    met = np.clip(mean[:, None] + (met - mean[:, None]) * np.sqrt(peaked), 0.0, cap[:, None])
-    admission = _admission_s(draws, crowd.queued_fraction, rate, cap, step, gap_cv_squared)
-    return experience(replica, draws, rate, mean, met, admission, crowd.queued_fraction, stable, gap_cv_squared)
+    # Bursts widen the number in flight, over the time that a request stays.
+    stays = mean / np.maximum(rate, 1e-12)
+    met = np.clip(mean[:, None] + (met - mean[:, None]) * np.sqrt(stream.peakedness(stays, rate)), 0.0, cap[:, None])
+    admission = _admission_s(draws, crowd.queued_fraction, rate, cap, step, stream.dispersion(stays, rate))
+    return experience(replica, draws, rate, mean, met, admission, crowd.queued_fraction, stable, stream, cap)
 
 
 def _step_with_prefill_s(
-    replica: Replica, cost: Floats, busy: Floats, rate: Floats, decode: float, variation: float
+    replica: Replica, draws: RequestDraws, cost: Floats, busy: Floats, rate: Floats, decode: float
 ) -> Floats:
     """Mean time per token with n in flight, prefills of others included; shape (lanes, N).
 
     T/(1 − φ), and what comes from beginning right after a long step, the one of the own prefill:
-    (own step − mean step)·φ/(1 − φ) spread over D tokens.
+    (own step − mean step)·φ/(1 − φ) spread over D tokens. No step holds more prompts than the token budget.
     """
+    batch = np.arange(1, replica.largest_batch + 1, dtype=np.float64)
+    fullest = replica.decode_step_s + full_chunk_s(replica, draws, batch, rate * replica.decode_step_s)
     share = np.minimum(busy, 1.0 - 1e-9)
-    clustering = share * rate * cost * cost * (1.0 + variation) / (1.0 - share * share)
+    clustering = share * rate * cost * cost * (1.0 + _cost_variation(replica, draws)) / (1.0 - share * share)
     late = share / (1.0 - share) * (cost + clustering) / max(decode, 1.0)
     step = replica.decode_step_s / (1.0 - share) + np.minimum(late, 1e6)
-    return np.where(busy < 1.0, np.minimum(step, 1e12), 1e12)
+    return np.where(busy < 1.0, np.minimum(step, fullest), 1e12)
 
 
-def _cost_variation(replica: Replica, draws: RequestDraws) -> float:
-    """CV² of the prefill time over requests, linear and attention part."""
-    most = min(float(replica.token_budget), replica.token_grid[-1])
-    per_token = float(replica.tokens_s(np.array([most]))[0]) / most
-    cost = draws.new_tokens * per_token + draws.pairs * replica.pair_s
-    return float(cost.var() / cost.mean() ** 2)
+def _cost_variation(replica: Replica, draws: RequestDraws) -> Floats:
+    """CV² of the prefill time over requests, linear and attention part; (1, 1) or (lanes, 1)."""
+    most = np.atleast_2d(np.minimum(replica.token_budget, replica.token_grid[-1]))
+    cost = draws.new_tokens * (replica.tokens_s(most) / most) + draws.pairs * replica.pair_s
+    return np.asarray(cost.var(axis=1, keepdims=True) / cost.mean(axis=1, keepdims=True) ** 2)
 
 
 def _crowd_met(probability: Floats, rank: Floats, cap: Ints) -> Floats:
@@ -93,7 +103,7 @@ def _crowd_met(probability: Floats, rank: Floats, cap: Ints) -> Floats:
 
 
 def _admission_s(
-    draws: RequestDraws, queued_fraction: Floats, rate: Floats, cap: Ints, step: Floats, gap_cv_squared: float
+    draws: RequestDraws, queued_fraction: Floats, rate: Floats, cap: Ints, step: Floats, dispersion: Floats
 ) -> Floats:
     """Wait for a place: P(W > t) = P(full)·exp(−(μ − λ)·t), Allen–Cunneen's factor for what is not Poisson."""
     decode = draws.mean_decode_tokens
@@ -101,7 +111,7 @@ def _admission_s(
         return np.zeros((rate.size, draws.crowd.size))
     full_step = np.take_along_axis(step, cap[:, None] - 1, axis=1)[:, 0]
     slack = cap / (decode * full_step) - rate
-    variation = (gap_cv_squared + float(draws.decode_tokens.var()) / decode**2) / 2.0
+    variation = (dispersion + float(draws.decode_tokens.var()) / decode**2) / 2.0
     with np.errstate(divide="ignore", invalid="ignore"):
         depth = np.log(queued_fraction[:, None] / (1.0 - draws.crowd))
         wait = np.maximum(depth, 0.0) / slack[:, None] * variation
@@ -144,13 +154,15 @@ def _rate_of(replica: Replica, draws: RequestDraws, decoding: Floats, places: Fl
     others = np.maximum(1.0 - 1.0 / places, 0.0)
     rate = 1.0 / own
     for _ in range(3):  # c depends a little on the rate: how many prompts share a step
-        rate = 1.0 / (own + others * prefill_of_a_request_s(replica, draws, busy, rate * step))
+        prefill = prefill_of_a_request_s(replica, draws, busy[:, None], (rate * step)[:, None])[:, 0]
+        rate = 1.0 / (own + others * prefill)
     return np.asarray(rate)
 
 
 def _prefill_only_rate(replica: Replica, draws: RequestDraws, places: Floats) -> Floats:
     """Requests per second where the prompts of all places share steps and nothing decodes."""
-    together = np.minimum(places * draws.mean_new_tokens, float(replica.token_budget * replica.attention_dp))
+    budget = np.atleast_2d(replica.token_budget)[:, 0] * float(replica.attention_dp)
+    together = np.minimum(places * draws.mean_new_tokens, budget)
     step = replica.tokens_s(together)
     return np.asarray(1.0 / (step * draws.mean_new_tokens / together + draws.mean_pairs * replica.pair_s))
 
@@ -165,5 +177,6 @@ def _closed_at(
     admission = np.broadcast_to(((clients - places) / rate)[:, None], met.shape)
     full = np.where(clients > places, 1.0, 0.0)
     return experience(
-        replica, draws, rate, decoding, met, admission, full, np.ones(rate.shape, dtype=bool), 1.0, places
+        replica, draws, rate, decoding, met, admission, full, np.ones(rate.shape, dtype=bool), Stream(), places,
+        clients=places,
     )

@@ -65,7 +65,8 @@ def plan(
     prices          USD per GPU and hour by GPU name, over the catalog's; unknown prices rank by number of GPUs
     weight_dtypes   "fp8,bf16": exactly these ("auto" is the checkpoint's own); None: the checkpoint's own
     kv_cache_dtypes the same for the cache ("auto", "fp8", …)
-    peak_factor     the load is sized for rate · peak_factor; costs per token are for the mean rate
+    peak_factor     the load is sized for rate · peak_factor, at least 1; latencies are those of the peak, costs per
+                    token those of the mean rate
     headroom_fraction  share of the capacity that is kept free
     Raises InputError for input that cannot be used. No feasible answer is a result with `feasible` False.
     """
@@ -139,7 +140,7 @@ def _check(
     for name, value in (("max_gpus", max_gpus), ("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", budget)):
         if value is not None and value < 1:
             raise SpecError(f"{name}: must be at least 1, is {value}")
-    if not 0 < peak_factor < float("inf"):
-        raise SpecError(f"peak_factor: must be positive and finite, is {peak_factor}")
+    if not 1 <= peak_factor < float("inf"):
+        raise SpecError(f"peak_factor: the peak is at least the mean load, is {peak_factor}; say 1 or more")
     if not 0 <= headroom_fraction < 1:
         raise SpecError(f"headroom: must be in [0, 1), is {headroom_fraction}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bstar.planning.draws import RequestDraws
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +23,7 @@ class Replica:
     token_grid, token_step_s   G(t): time of a step that computes t prompt tokens, attention apart
     lone_step_s       the same where all its tokens are on one data-parallel rank
     pair_s            time of one (query, key) pair of prefill attention, all layers
-    token_budget      max_num_batched_tokens, of one data-parallel rank
+    token_budget      max_num_batched_tokens, of one data-parallel rank; (lanes, 1) where lanes differ in it
     room_sequences    sequences whose cache fits, contexts at their mean (B_mem)
     context_cv        coefficient of variation of the cache of one sequence in flight
     request_s         time of a request outside the engine's steps (HTTP, tokenizer, first stream chunk)
@@ -36,7 +37,7 @@ class Replica:
     token_step_s: Floats
     lone_step_s: Floats
     pair_s: float
-    token_budget: int
+    token_budget: int | Ints
     room_sequences: float
     context_cv: float
     prefill_lag_steps: float = 0.0
@@ -50,8 +51,13 @@ class Replica:
 
     def step_s(self, batch: Floats) -> Floats:
         """T(n) at any real n ≥ 0, linear between whole batches; T(1) below 1."""
-        grid = np.arange(1, self.largest_batch + 1)
-        return np.interp(batch, grid, self.decode_step_s)
+        table = self.decode_step_s
+        if table.size == 1:
+            return np.full_like(batch, table[0])
+        place = np.clip(batch - 1.0, 0.0, table.size - 1.0)
+        below = np.minimum(place.astype(np.int64), table.size - 2)
+        low = table[below]
+        return np.asarray(low + (place - below) * (table[below + 1] - low))
 
     def tokens_s(self, tokens: Floats) -> Floats:
         """G(t) at any real t."""
@@ -125,6 +131,17 @@ def prefill_of_a_request_s(replica: Replica, draws: RequestDraws, batch: Floats,
     return (replica.marginal_prefill_s(batch, together, arrive) * mean_new + pairs) * replica.stalled_fraction
 
 
+def full_chunk_s(replica: Replica, draws: RequestDraws, batch: Floats, arrive: Floats) -> Floats:
+    """Seconds for which prompts that fill the token budget delay a step of `batch` decodes: no step holds more.
+
+    arrive   requests that come during one decode step
+    """
+    skew = replica.imbalance(arrive)
+    budget = np.maximum(prompt_budget(replica, batch) / skew, 1.0)
+    pairs = draws.mean_pairs * replica.pair_s * skew / draws.mean_new_tokens
+    return (replica.marginal_prefill_s(batch, budget, arrive) + pairs) * budget * replica.stalled_fraction
+
+
 def prompt_budget(replica: Replica, batch: Floats) -> Floats:
     """Prompt tokens of all data-parallel ranks that a step takes beside `batch` decodes."""
-    return np.maximum(replica.token_budget * replica.attention_dp - batch, 1.0)
+    return np.asarray(np.maximum(replica.token_budget * replica.attention_dp - batch, 1.0), dtype=np.float64)

@@ -155,6 +155,21 @@ class Rejected:
         }  # fmt: skip
 
 
+# Kinds of reasons and what they say of a layout, those that ask for the least change first.
+_KINDS = {
+    "context": "lengths beyond the model's context", "slo": "SLO out of reach", "cost": "far more than the best",
+    "max_gpus": "more GPUs than allowed", "memory": "no room in the memory", "layout": "refused by the engine",
+    "dtype": "dtype without a peak",
+}  # fmt: skip
+
+
+def _nearest(one: Rejected) -> tuple[int, int, int]:
+    """Sorts rejections by how little would have to change."""
+    kinds = list(_KINDS)
+    rank = kinds.index(one.kind) if one.kind in kinds else len(kinds)
+    return rank, one.layout.pp, -one.layout.num_gpus
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """Candidates best first. `feasible` is False where there is none: then `rejected` says why."""
@@ -177,9 +192,19 @@ class PlanResult:
 
     def reasons(self) -> tuple[str, ...]:
         """Why nothing is feasible: each distinct reason once, the ones that ask for the least change first."""
-        order = {"context": 0, "slo": 0, "max_gpus": 1, "memory": 2, "layout": 3, "dtype": 4, "error": 5}
-        ranked = sorted(self.rejected, key=lambda r: (order.get(r.kind, 9), r.layout.pp, -r.layout.num_gpus))
-        return tuple(dict.fromkeys(f"{r.gpu} {r.layout}: {r.reason}" for r in ranked))
+        return tuple(dict.fromkeys(f"{r.gpu} {r.layout}: {r.reason}" for r in sorted(self.rejected, key=_nearest)))
+
+    def rejected_summary(self) -> tuple[str, ...]:
+        """What was rejected, one line per kind of reason with a count and the example nearest to an answer."""
+        found: dict[str, list[Rejected]] = {}
+        for one in sorted(self.rejected, key=_nearest):
+            found.setdefault(one.kind, []).append(one)
+        lines = []
+        for kind, group in found.items():
+            count = "1 layout" if len(group) == 1 else f"{len(group)} layouts"
+            first = group[0]
+            lines.append(f"{count}: {_KINDS.get(kind, kind)}, e.g. {first.gpu} {first.layout}: {first.reason}")
+        return tuple(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `bstar plan`."""

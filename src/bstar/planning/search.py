@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bstar.errors import SpecError
-from bstar.planning.cost import gpu_price
+from bstar.planning.arrivals import replay_of
+from bstar.planning.cost import gpu_price, is_named
 from bstar.planning.draws import length_needs, request_draws
-from bstar.planning.evaluate import Sized, finish, refined, size
+from bstar.planning.evaluate import Sized, finish, size
 from bstar.planning.feasibility import NoAnswerError, needed_model_len
 from bstar.planning.rank import bound_key, sized_key, with_pareto
 from bstar.planning.results import PlanResult, Rejected
@@ -22,8 +24,8 @@ from bstar.specs.workload import Workload
 
 # What is shown at most; every layout is screened, only those that can be among the best are worked out.
 MOST_CANDIDATES = 20
-# Other token budgets are tried for this many of the best, and for all that could still beat them.
-REFINED = 2
+# What costs more than this many times the best is no alternative to it.
+MOST_TIMES_BEST = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def answer(question: Question) -> PlanResult:
         return _no_answer(question, no)
     task = Task(
         workload=question.workload, slo=question.slo, draws=draws, choice=question.choice,
-        context=question.workload.mean_decode_context_tokens,
+        replay=replay_of(question.workload, draws), context=question.workload.mean_decode_context_tokens,
         max_model_len=_model_len(question.max_model_len, length, needs.p99_tokens), max_gpus=question.max_gpus,
         peak_factor=question.peak_factor, headroom_fraction=question.headroom_fraction,
     )  # fmt: skip
@@ -73,8 +75,30 @@ def answer(question: Question) -> PlanResult:
     return PlanResult(
         model=question.model.name, workload=question.workload, slo=question.slo, max_model_len=task.max_model_len,
         candidates=with_pareto([finish(task, one) for one in sized]), rejected=(*rejected, *refused),
-        notes=tuple(text for text in (note, more) if text),
+        notes=tuple(text for text in (note, more, _peak_note(question), *_price_notes(question)) if text),
     )  # fmt: skip
+
+
+def _peak_note(question: Question) -> str | None:
+    load, factor = question.workload, question.peak_factor
+    if factor == 1.0 or (load.rate_per_s is None and load.concurrency is None):
+        return None
+    peak = (f"{load.rate_per_s * factor:,.4g} requests/s" if load.rate_per_s is not None
+            else f"{(load.concurrency or 0) * factor:,.4g} clients")
+    return f"sized for the peak of {peak}, {factor:g} times the mean; TTFT, TPOT and E2E are those of the peak"
+
+
+def _price_notes(question: Question) -> list[str]:
+    """A price of a GPU that is not planned with counts for nothing: said, with what may have been meant."""
+    notes = []
+    for name in question.prices:
+        if any(is_named(device, name) for device in question.devices):
+            continue
+        names = {n.lower(): d.id for d in question.devices for n in (d.id, d.name, *d.aliases)}
+        close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        asked = names[close[0]] if close else ", ".join(d.id for d in question.devices)
+        notes.append(f"the price of {name} is not used: it is not among the GPUs of this plan; did you mean {asked}?")
+    return notes
 
 
 def _no_answer(question: Question, no: NoAnswerError) -> PlanResult:
@@ -131,13 +155,17 @@ def _size_best(task: Task, screened: Sequence[Screened], most: int) -> tuple[lis
         except NoAnswerError as no:
             refused.append(_rejected(one.spot, no))
         sized.sort(key=lambda s: sized_key(s, task))
-    done: list[Sized] = []
-    for place, found in enumerate(sized):
-        # Another token budget cannot help where even the bound of the layout is behind the best found.
-        hopeful = place < REFINED or bound_key(found.screened, task)[:2] < sized_key(done[0], task)[:2]
-        done.append(refined(task, found) if hopeful else found)
-        done.sort(key=lambda s: sized_key(s, task))
-    return done[:most], refused
+    kept: list[Sized] = []
+    for found in sized[:most]:
+        # Layouts of unknown price are compared with each other.
+        best = next(s for s in sized if sized_key(s, task)[0] == sized_key(found, task)[0])
+        times = sized_key(found, task)[1] / sized_key(best, task)[1]
+        if times <= MOST_TIMES_BEST:
+            kept.append(found)
+            continue
+        reason = f"takes {found.num_gpus:,} GPUs ({found.replicas:,} replicas) and costs {times:,.3g} times the best"
+        refused.append(_rejected(found.spot, NoAnswerError("cost", reason)))
+    return kept, refused
 
 
 def _rejected(spot: Spot, no: NoAnswerError) -> Rejected:

@@ -76,6 +76,11 @@ class Sheet:
     notes: tuple[str, ...]
     provenance: str
 
+    @property
+    def feasible(self) -> bool:
+        """Whether one sequence fits and meets the TPOT limit, if there is one."""
+        return self.recommended_max_num_seqs.value is not None
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `bstar explain`."""
         lm = self.landmarks
@@ -125,6 +130,8 @@ def explain(
     budget = memory_budget(deployment)
     prefill = _PrefillShare.of(deployment, workload, marks.context_tokens)
     limit_s, notes = _tpot_limit_s(slo, prefill)
+    if limit_s is not None and workload is None:
+        notes.append("a bare context has no prompts: b_slo leaves their prefill out; give input and output lengths")
 
     def step_of(batches: Floats) -> Floats:
         expected = decode_curve(deployment, batches, marks.context_tokens).expected_s

@@ -3,101 +3,129 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.planning.draws import RequestDraws
-from bstar.planning.experience import Outcomes
-from bstar.planning.outcomes import closed_outcomes, open_outcomes, saturated_rate_per_s
-from bstar.planning.replica import Replica
-from bstar.specs.slo import Slo
-from bstar.specs.workload import Workload
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Margin = Callable[[Floats, Ints], Floats]
 
 # Of the throughput at a full batch, where the SLO sets no earlier limit: queues grow without bound at 1.
 MOST_UTILISED = 0.95
-_ROUNDS = 8
+# What meets the SLO only below this share of its own throughput meets it when it is idle: that is no answer.
+IDLE = 0.01
+# Capacities are found to this share, where they are compared and where only headroom depends on them; numbers of
+# replicas exactly.
+TOLERANCE = 0.004
+HEADROOM_TOLERANCE = 0.02
+# Lanes that are followed up at once, those with the most in hand first.
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """What one replica carries with `cap` places.
-
-    load             requests per second (open loop) or clients (closed loop)
-    requests_per_s   the throughput at that load
-    """
+class Found:
+    """The largest load found, and the lanes that carry it, in the order of the lanes."""
 
     load: float
-    cap: int
-    requests_per_s: float
+    lanes: Ints
 
 
-def open_capacity(
-    replica: Replica, draws: RequestDraws, slo: Slo, lanes: Ints, *, gap_cv_squared: float = 1.0
-) -> Capacity | None:
-    """The largest rate at which `slo.attainment_fraction` of the requests meet every limit, over `lanes` of places.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Looks for the largest load that any of a number of lanes (settings of one replica) carries inside the SLO.
 
-    Attainment falls with the rate (the draws are the same), so bisection finds it. None: not even a rate
-    near 0 meets the SLO.
+    margin     share of requests inside the SLO over the share asked for, of lanes at a load each: at least 0 where
+               they meet it; it never grows with the load
+    top        loads that the lanes cannot exceed
+    total      what all replicas carry together; loads of total/R are probed, so that the number of replicas is exact
+    least      loads that are as good as none
     """
-    top = saturated_rate_per_s(replica, draws)[lanes - 1] * MOST_UTILISED
-    if slo.is_empty:
-        best = int(np.argmax(top))
-        return Capacity(load=float(top[best]), cap=int(lanes[best]), requests_per_s=float(top[best]))
 
-    def attained(rate: float, chosen: Ints) -> NDArray[np.bool_]:
-        found = open_outcomes(replica, draws, np.full(chosen.shape, rate), chosen, gap_cv_squared=gap_cv_squared)
-        return np.asarray(found.attainment(slo) >= slo.attainment_fraction)
+    margin: Margin
+    top: Floats
+    least: Floats
+    total: float | None = None
+    tolerance: float = TOLERANCE
 
-    low, high = float(top.min()) * 1e-4, float(top.max())
-    able = attained(low, lanes)
-    if not able.any():
-        return None
-    lanes, top = lanes[able], top[able]
-    # One rate for all lanes: those that fail at a rate where another one succeeds are out.
-    for _ in range(_ROUNDS):
+    def at(self, load: float, lanes: Ints) -> Ints:
+        """Which of `lanes` carry `load`."""
+        return self._passing(load, lanes)[0]
+
+    def _passing(self, load: float, lanes: Ints) -> tuple[Ints, Floats]:
+        able = lanes[self.top[lanes] >= load]
+        margin = self.margin(np.full(able.size, load), able) if able.size else np.empty(0)
+        return able[margin >= 0], margin[margin >= 0]
+
+    def largest(self, groups: Sequence[Ints], near: Callable[[Ints], Ints]) -> Found | None:
+        """The largest load over groups of lanes, earlier ones preferred: a later one must save a replica.
+
+        near   further lanes beside the best ones, tried last
+        Where there is no total, any larger load is better. None: only idle lanes meet the SLO.
+        """
+        best: Found | None = None
+        for lanes in groups:
+            if lanes.size:
+                best = self._first(lanes) if best is None else self._better(best, lanes)
+        return best if best is None else self._better(best, near(best.lanes[:1]))
+
+    def _better(self, best: Found, lanes: Ints) -> Found:
+        """`best`, or what beats it among `lanes`."""
+        while lanes.size:
+            if self.total is not None and best.load >= self.total:
+                return best  # one replica is enough, and no setting makes it fewer
+            load = self._to_beat(best.load)
+            lanes, margin = self._passing(load, lanes)
+            first = np.sort(np.argsort(-margin, kind="stable")[:_FEW])
+            if first.size:
+                best = self.rise(load, lanes[first])
+                lanes = np.delete(lanes, first)
+        return best
+
+    def _first(self, lanes: Ints) -> Found | None:
+        """The largest load of `lanes`, of which nothing is known yet."""
+        failed, least = math.inf, float(self.least[lanes].min())
+        probe = min(0.75 * float(self.top[lanes].max()), self.total or math.inf)
+        while probe > 2.0 * least:
+            good = self.at(probe, lanes)
+            if good.size:
+                return self.rise(probe, good, high=failed)
+            failed, probe = probe, 0.5 * probe
+        able = lanes[self.margin(self.least[lanes], lanes) >= 0]
+        return self.rise(float(self.least[able].min()), able) if able.size else None
+
+    def _to_beat(self, load: float) -> float:
+        """The load that makes another lane the better one: one replica less, or where there is no total just more."""
+        if self.total is None:
+            return load * (1.0 + self.tolerance)
+        return self.total / (replicas_needed(self.total, load) - 1)
+
+    def rise(self, low: float, lanes: Ints, *, high: float = math.inf) -> Found:
+        """The largest load of `lanes`, all of which carry `low`: those that fail where another succeeds are out."""
+        high = min(high, float(self.top[lanes].max()))
+        while high > low:
+            probe = self._probe(low, high)
+            if probe is None:
+                break
+            good = self.at(probe, lanes)
+            if good.size:
+                low, lanes = probe, good
+                high = min(high, max(float(self.top[lanes].max()), low))
+            else:
+                high = probe
+        return Found(load=low, lanes=lanes)
+
+    def _probe(self, low: float, high: float) -> float | None:
+        """A load between the two, total/R for a whole R where there is one; None: they are close enough."""
         middle = 0.5 * (low + high)
-        good = attained(middle, lanes) & (top >= middle)
-        if good.any():
-            low, lanes, top = middle, lanes[good], top[good]
-        else:
-            high = middle
-    # Among equals the fewest places: they leave the least to go wrong in a burst.
-    return Capacity(load=low, cap=int(lanes[0]), requests_per_s=low)
-
-
-def closed_capacity(replica: Replica, draws: RequestDraws, slo: Slo, lanes: Ints) -> Capacity | None:
-    """The most clients of a closed loop that one replica serves inside the SLO (a real number)."""
-    largest = int(lanes[-1])
-
-    def experience(clients: float) -> Outcomes:
-        return closed_outcomes(replica, draws, np.array([clients]), np.array([largest]))
-
-    def attained(clients: float) -> bool:
-        return bool(experience(clients).attainment(slo)[0] >= slo.attainment_fraction)
-
-    if slo.is_empty:
-        return full_house(replica, draws, largest)
-
-    if not attained(1.0):
-        return None
-    low, high = 1.0, 2.0
-    while high < 1e6 and attained(high):
-        low, high = high, 2.0 * high
-    for _ in range(12):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if attained(middle) else (low, middle)
-    return Capacity(load=low, cap=largest, requests_per_s=float(experience(low).rate_per_s[0]))
-
-
-def full_house(replica: Replica, draws: RequestDraws, cap: int) -> Capacity:
-    """Every place taken all the time: a batch job, or more clients than places."""
-    rate = float(closed_outcomes(replica, draws, np.array([float(cap)]), np.array([cap])).rate_per_s[0])
-    return Capacity(load=float(cap), cap=cap, requests_per_s=rate)
+        if self.total is not None:
+            replicas = max(math.floor(self.total / middle), 1)
+            for count in (replicas, replicas + 1):
+                if low < self.total / count < high:
+                    return self.total / count
+        return middle if high > low * (1.0 + self.tolerance) else None
 
 
 def replicas_needed(load: float, per_replica: float) -> int:
@@ -105,20 +133,14 @@ def replicas_needed(load: float, per_replica: float) -> int:
     return max(math.ceil(load / per_replica - 1e-9), 1)
 
 
-def per_replica_gap_cv_squared(workload: Workload, replicas: int) -> float:
-    """CV² of the gaps that one of `replicas` sees when a router spreads arrivals at random: 1 + (CV² − 1)/R.
-
-    Thinning a renewal stream makes it more Poisson. A round-robin router does better; this is the cautious case.
-    """
-    return 1.0 + (workload.gap_cv_squared - 1.0) / replicas
-
-
-def outcomes_of(
-    replica: Replica, draws: RequestDraws, workload: Workload, *, load: float, cap: int, replicas: int
-) -> Outcomes:
-    """One lane: `load` requests per second (or clients, for a closed loop) on one of `replicas`."""
-    places = np.array([cap], dtype=np.int64)
-    if workload.concurrency is not None:
-        return closed_outcomes(replica, draws, np.array([load]), places)
-    gaps = per_replica_gap_cv_squared(workload, replicas)
-    return open_outcomes(replica, draws, np.array([load]), places, gap_cv_squared=gaps)
+def fewest(feasible: Callable[[int], bool], *, at_least: int, at_most: int) -> int | None:
+    """The smallest count that is feasible, where more are never worse: doubled up to the first, then bisected."""
+    failed, count = at_least - 1, at_least
+    while not feasible(count):
+        if count >= at_most:
+            return None
+        failed, count = count, min(2 * count, at_most)
+    while count - failed > 1:
+        middle = (failed + count) // 2
+        failed, count = (failed, middle) if feasible(middle) else (middle, count)
+    return count

@@ -20,8 +20,11 @@ from bstar.planning.replica import Replica
 from bstar.specs.deployment import Deployment
 
 Floats = NDArray[np.float64]
-_GRID_POINTS = 40
-_TOKEN_POINTS = 14
+_GRID_STEP = 1.1
+# Step times are looked up on grids that do not depend on the flags: a flag that is fixed to what the planner
+# would have chosen gives the same numbers, to the last bit.
+LARGEST_BUDGET = 16384
+_PAIR_CHUNK = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,11 +55,12 @@ def steps_expected_s(model: StepModel, values: Floats, lone: Floats | None = Non
 
 
 def batch_grid(largest: int) -> Floats:
-    """Whole batches 1 … largest: all up to 16, then about a tenth apart."""
+    """Whole batches from 1 to the first grid point that is not below `largest`: all up to 16, then a tenth apart."""
     fine = np.arange(1.0, min(largest, 16) + 1)
-    coarse = np.round(np.geomspace(16.0, max(largest, 16), _GRID_POINTS if largest > 16 else 1))
-    grid: Floats = np.unique(np.concatenate([fine, coarse]))
-    return grid[grid <= largest]
+    if largest <= 16:
+        return fine
+    count = int(np.ceil(np.log(largest / 16.0) / np.log(_GRID_STEP) + 1e-9))
+    return np.unique(np.concatenate([fine, np.ceil(16.0 * _GRID_STEP ** np.arange(count + 1))]))
 
 
 def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
@@ -65,31 +69,35 @@ def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
     The pair time is the slope in the cached tokens between none and the longest prompt, so windows count.
     """
     model = step_model(deployment)
-    budget = float(deployment.engine.max_num_batched_tokens * deployment.parallel.attention_dp)
-    grid = _token_grid(budget)
-    reach = max(float(longest_tokens), budget)
-    values = _prefill_statistics(model.step, budget, reach)
-    times = steps_expected_s(model, values)
-    pair_s = max(float(times[-1] - times[-2]) / (budget * reach), 0.0)
-    pairs_s = pair_s * grid * (grid + 1.0) / 2.0
-    even = np.maximum.accumulate(np.maximum(times[:-1] - pairs_s, 0.0))
-    lone = even
     ranks = deployment.parallel.attention_dp
+    grid = _token_grid(float(max(deployment.engine.max_num_batched_tokens, LARGEST_BUDGET) * ranks))
+    chunk = float(_PAIR_CHUNK * ranks)
+    reach = max(float(longest_tokens), chunk)
+    values = _prefill_statistics(model.step, float(grid[-1]), chunk, reach)
+    times = steps_expected_s(model, values)
+    pair_s = max(float(times[-1] - times[-2]) / (chunk * reach), 0.0)
+    pairs_s = pair_s * grid * (grid + 1.0) / 2.0
+    even = np.maximum.accumulate(np.maximum(times[:-2] - pairs_s, 0.0))
+    lone = even
     if ranks > 1:
-        alone = steps_expected_s(model, values, values * ranks)[:-1] - ranks * pairs_s
+        alone = steps_expected_s(model, values, values * ranks)[:-2] - ranks * pairs_s
         lone = np.maximum.accumulate(np.maximum(alone, even))
     return PrefillCost(token_grid=grid, token_step_s=even, lone_step_s=lone, pair_s=pair_s)
 
 
-def _token_grid(budget: float) -> Floats:
-    """Tokens of a step, 1 … budget."""
-    return np.unique(np.round(np.geomspace(1.0, budget, _TOKEN_POINTS)))
+def _token_grid(most: float) -> Floats:
+    """Tokens of a step: powers of two from 1 to the first that is not below `most`."""
+    return np.asarray(2.0 ** np.arange(int(np.ceil(np.log2(most))) + 1), dtype=np.float64)
 
 
 @lru_cache(maxsize=256)
-def _prefill_statistics(step: CompiledStep, budget: float, reach: float) -> Floats:
-    """Statistics of the steps that `prefill_cost` looks at: the same for every device that runs this layout."""
-    shapes = [BatchShape.prefill(t) for t in _token_grid(budget)] + [BatchShape.prefill(budget, reach)]
+def _prefill_statistics(step: CompiledStep, most: float, chunk: float, reach: float) -> Floats:
+    """Statistics of the steps that `prefill_cost` looks at: the same for every device that runs this layout.
+
+    Steps of each number of prompt tokens up to `most`, then a chunk with nothing and with `reach` tokens before it.
+    """
+    shapes = [BatchShape.prefill(t) for t in _token_grid(most)]
+    shapes += [BatchShape.prefill(chunk), BatchShape.prefill(chunk, reach)]
     return np.stack([step.values(shape) for shape in shapes], axis=1)
 
 

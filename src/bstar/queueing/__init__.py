@@ -5,6 +5,7 @@ Rates are per second, times in seconds, ρ is utilisation. Every function says w
 
 from bstar.queueing.batches import bulk_service_wait_s, static_batch_slot_utilisation
 from bstar.queueing.general import (
+    fifo_waits_s,
     kingman_mean_wait_s,
     md1_mean_wait_s,
     mg1_mean_wait_s,
@@ -31,6 +32,7 @@ __all__ = [
     "concurrency",
     "erlang_b",
     "erlang_c",
+    "fifo_waits_s",
     "in_flight_distribution",
     "kingman_mean_wait_s",
     "md1_mean_wait_s",

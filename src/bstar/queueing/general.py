@@ -71,6 +71,22 @@ def mg1_wait_quantile_s(utilisation: ArrayLike, mean_wait_s: ArrayLike, probabil
     return np.where(rho < 1.0, wait, np.inf)
 
 
+def fifo_waits_s(arrival_s: Floats, service_s: Floats, queue: NDArray[np.int64] | None = None) -> Floats:
+    """Waits in single servers that serve in order of arrival: Lindley's recursion, exact for given times.
+
+    W(i+1) = max(0, W(i) + S(i) − gap), as a running maximum; shape (n,).
+    queue   which of several separate servers each request goes to, ascending; arrivals ascend within each
+    """
+    moment = arrival_s
+    if queue is not None and arrival_s.size:
+        # Put one after another, so far apart that each server is empty when the next one starts.
+        apart = float(arrival_s.max() - arrival_s.min() + service_s.sum())
+        moment = arrival_s + queue * apart
+    done = np.cumsum(service_s)
+    begun: Floats = done - service_s
+    return np.asarray(np.maximum(np.maximum.accumulate(moment - begun) + begun - moment, 0.0))
+
+
 def residual_mean_s(mean_s: float, second_moment_s2: float) -> float:
     """Mean of what is left of a duration that is interrupted at a random moment, E[S²]/(2·E[S])."""
     return second_moment_s2 / (2.0 * mean_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from bstar.errors import SpecError
@@ -82,10 +83,15 @@ class EngineSettings:
     @property
     def version_tuple(self) -> tuple[int, ...]:
         """(0, 32, 0); empty where the version is not a dotted number."""
-        parts: list[int] = []
-        for part in self.version.split("."):
-            digits = "".join(c for c in part if c.isdigit())
-            if not digits:
-                break
-            parts.append(int(digits))
-        return tuple(parts)
+        return _numbers(self.version)
+
+
+@lru_cache(maxsize=64)
+def _numbers(version: str) -> tuple[int, ...]:
+    parts: list[int] = []
+    for part in version.split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from bstar.errors import SpecError
@@ -64,6 +64,7 @@ class Workload:
     burstiness    gamma shape of the gaps: 1 Poisson, below 1 burstier (CV² = 1/burstiness)
     prefix_tokens / prefix_hit_fraction  prompt tokens shared between requests and how often they hit
     joint         paired (input, output) lengths of a trace; the distributions are then its marginals
+    arrivals_s    when each of them came, ascending; empty where that is not known. `rate_per_s` rescales them
     """
 
     input_tokens: LengthDistribution
@@ -74,6 +75,7 @@ class Workload:
     prefix_tokens: int = 0
     prefix_hit_fraction: float = 0.0
     joint: tuple[tuple[int, int], ...] = ()
+    arrivals_s: tuple[float, ...] = field(default=(), repr=False)
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -108,6 +108,7 @@ class Trace:
             rate_per_s=None if concurrency is not None else (rate_per_s or self.rate_per_s),
             concurrency=concurrency,
             burstiness=1.0 if not cv_squared else 1.0 / cv_squared,
+            arrivals_s=() if cv_squared is None or self.arrival_s is None else tuple(self.arrival_s.tolist()),
             joint=tuple(zip(self.input_tokens.tolist(), self.output_tokens.tolist(), strict=True)),
             name=self.name,
         )

@@ -155,7 +155,7 @@ def _engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
 
 def _devices(gpus: tuple[str, ...], memory: int | None, bandwidth: float | None) -> list[Any]:
     from bstar.catalog.devices import get_device, with_overrides
-    from bstar.codec.build import check_figures
+    from bstar.codec.engine_limits import check_figures
 
     check_figures(memory, bandwidth)
     names = [g.strip() for text in gpus for g in text.split(",") if g.strip()]
@@ -187,19 +187,15 @@ def _prices(texts: tuple[str, ...], devices: list[Any]) -> dict[str, float]:
 def _show(result: PlanResult, workload: Workload, slo: Slo | None, top: int) -> None:
     parts: list[Any] = [output.heading(result.model, f"{_load(workload)} · {_limits(slo)}")]
     if not result.feasible:
-        reasons = result.reasons()
         parts.append(output.line("nothing is feasible:", style="bold red"))
-        parts += [output.line(f"  {reason}") for reason in reasons[:12]]
-        if len(reasons) > 12:
-            parts.append(output.line(f"  … and {len(reasons) - 12} more reasons (--json has all)", style="dim"))
+        parts += [output.line(f"  {summary}") for summary in result.rejected_summary()]
         output.show(*parts)
         return
     parts.append(_table(result.candidates[:top], fixed_load=workload.rate_per_s is not None))
     parts += [output.line("TTFT and TPOT: p95, expected by closed forms, not measured; req/s: what all replicas carry "
                           "inside the SLO; * no other is both cheaper and faster", style="dim"), output.line("")]
     parts += _best(result.best)
-    if result.rejected:
-        parts.append(output.line(f"rejected: {len(result.rejected)} layouts, e.g. {result.reasons()[0]}", style="dim"))
+    parts += [output.line(f"rejected: {summary}", style="dim") for summary in result.rejected_summary()]
     parts += [output.line("note: " + n, style="yellow") for n in result.notes]
     output.show(*parts)
 
