@@ -9,6 +9,7 @@ import pytest
 from loads import deployed, loads, tight
 
 from bstar.errors import InfeasibleError, SpecError
+from bstar.sim.measured_gaps import measured_gaps
 from bstar.sim.result import SimResult
 from bstar.sim.run import simulate
 from bstar.specs.deployment import Deployment
@@ -38,8 +39,11 @@ def check_laws(result: SimResult, traffic: Traffic) -> None:
     assert (result.output_tokens == traffic.output_tokens).all()
     steps = result.steps
     assert int(steps.made @ steps.steps) == result.output_tokens.sum()
-    assert result.gaps.count == (result.output_tokens - 1).sum()
-    assert result.gaps.total_s == pytest.approx(float((result.finish_s - result.first_token_s).sum()), rel=1e-9)
+    assert steps.gaps.count == (result.output_tokens - 1).sum()
+    assert steps.gaps.total_s == pytest.approx(float((result.finish_s - result.first_token_s).sum()), rel=1e-9)
+    mine = result.measured if measured_gaps(result) is not None else slice(None)
+    assert result.gaps.count == (result.output_tokens - 1)[mine].sum()
+    assert result.gaps.total_s == pytest.approx(float((result.finish_s - result.first_token_s)[mine].sum()), rel=1e-9)
     # Prompts are computed, what was cached aside, and again after a preemption.
     lost = int(result.num_preemptions.sum())
     computed, wanted = int(steps.prompt_tokens @ steps.steps), int((result.input_tokens - result.cached_tokens).sum())

@@ -13,6 +13,7 @@ from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
 from bstar.metrics.records import RequestRecords
 from bstar.metrics.summary import RunSummary, summarize
+from bstar.sim.measured_gaps import has_warmup, measured_gaps
 from bstar.sim.series import TimeSeries, time_series
 from bstar.sim.steady import Steadiness, steadiness
 from bstar.sim.steps import StepLog
@@ -52,6 +53,7 @@ class SimResult:
     front_end_s       from sending to the scheduler's sight of a request: tokenizing, HTTP
     policy            how requests were batched
     itl_exact         whether every gap between tokens is known, or some only by their sum
+    left              numbers of the requests that no engine was there for in the end
     """
 
     arrival_s: Floats
@@ -76,6 +78,7 @@ class SimResult:
     itl_exact: bool = True
     timing: Timing = field(default_factory=Timing)
     notes: tuple[str, ...] = ()
+    left: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return int(self.arrival_s.size)
@@ -89,10 +92,20 @@ class SimResult:
         )  # fmt: skip
         return everyone if self.measured.all() else everyone.take(self.measured)
 
-    @property
+    @cached_property
     def gaps(self) -> TokenGaps:
-        """Gaps between tokens; of all requests, the traffic's warm-up included."""
-        return self.steps.gaps
+        """Gaps between tokens of the measured requests; of all where the log cannot tell (`remarks` say so)."""
+        found = measured_gaps(self)
+        return self.steps.gaps if found is None else found
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """`notes`, and which figures the traffic's own warm-up is part of."""
+        if not has_warmup(self):
+            return self.notes
+        whole = "" if measured_gaps(self) is not None else "ITL, "
+        return (*self.notes, f"{whole}in flight, steps, KV cache, MBU, MFU, preemptions and the series are of the "
+                             "whole run, warm-up included")
 
     @cached_property
     def summary(self) -> RunSummary:
@@ -149,14 +162,26 @@ class SimResult:
         start, end = self.span_s
         if end <= start:
             return 0.0
-        come, gone = self.arrival_s, np.where(np.isnan(self.finish_s), end, self.finish_s)
-        come = come[~np.isnan(self.arrival_s) & ~self.rejected]
-        gone = gone[~np.isnan(self.arrival_s) & ~self.rejected]
-        times = np.concatenate([come, gone])
-        change = np.concatenate([np.ones(come.size), -np.ones(gone.size)])
-        order = np.argsort(times, kind="stable")
-        inside = np.cumsum(change[order])
-        return float(inside[:-1] @ np.diff(times[order])) / (end - start)
+        here = ~np.isnan(self.arrival_s) & ~self.turned_away
+        gone = np.where(np.isnan(self.finish_s[here]), end, self.finish_s[here])
+        return float(np.maximum(gone - self.arrival_s[here], 0.0).sum()) / (end - start)
+
+    @cached_property
+    def unserved(self) -> NDArray[np.bool_]:
+        """Per request: whether it was left without an engine."""
+        found = np.zeros(len(self), dtype=bool)
+        found[self.left] = True
+        return found
+
+    @property
+    def placed_s(self) -> Floats:
+        """Per request: when it stopped waiting for what it needs to make its tokens; nan where it still does."""
+        return self.scheduled_s
+
+    @property
+    def turned_away(self) -> NDArray[np.bool_]:
+        """Per request: whether it never was in the system: rejected, or never given to an engine."""
+        return self.rejected | (self.unserved & (self.replica < 0))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract of `bstar simulate`."""
@@ -166,10 +191,11 @@ class SimResult:
             "queue_s": Distribution.of((self.scheduled_s - self.arrival_s)[self.measured]).to_dict(),
             "num_preemptions": int(self.num_preemptions.sum()),
             "num_rejected": int(self.rejected.sum()),
+            "num_unserved": int(self.left.size),
             "cached_tokens": int(self.cached_tokens.sum()),
             "kv_usage": self.kv_usage, "kv_usage_max": steps.max_kv_usage(), "mbu": steps.mbu, "mfu": steps.mfu,
             "num_steps": steps.num_steps, "mean_in_flight": self.mean_in_flight,
             "steady_state": steady.reached, "steady": steady.to_dict(),
             "policy": self.policy, "engine": self.engine, "itl_exact": self.itl_exact,
-            "interrupted": self.interrupted, "timing": self.timing.to_dict(), "notes": list(self.notes),
+            "interrupted": self.interrupted, "timing": self.timing.to_dict(), "notes": list(self.remarks),
         }  # fmt: skip

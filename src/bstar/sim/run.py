@@ -51,7 +51,7 @@ def simulate(
     if way.covers_ranks:
         deployed = replace(deployed, replicas=deployment.parallel.dp)
     rejected = np.asarray(traffic.input_tokens >= deployed.settings.max_model_len)
-    kept, index = _accepted(traffic, rejected, deployed.per_request_s)
+    kept, index = _accepted(traffic, rejected, deployed.per_request_s, deployed.settings.max_model_len)
     notes = _notes(deployment, traffic, rejected, way, deployed.replicas)
     compile_s = prepare() if way.compiled and engine != "reference" else 0.0
     parts: list[tuple[Ints, EngineRun]] = []
@@ -69,7 +69,9 @@ def simulate(
     return replace(result, timing=Timing(compile_s=compile_s, simulate_s=total - compile_s, total_s=total))
 
 
-def _accepted(traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: float) -> tuple[Traffic, Ints]:
+def _accepted(
+    traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: float, max_model_len: int
+) -> tuple[Traffic, Ints]:
     """The requests that the engine takes, when its scheduler sees them, and their places in the traffic."""
     keep = ~rejected
     if traffic.has_sessions:  # a turn whose parent is refused is never sent
@@ -80,7 +82,7 @@ def _accepted(traffic: Traffic, rejected: NDArray[np.bool_], per_request_s: floa
     index = np.flatnonzero(keep)
     if index.size == 0:
         raise SpecError(
-            f"max_model_len: every prompt is longer than the {int(traffic.input_tokens.min()) - 1:,} tokens that fit; "
+            f"max_model_len: every prompt is longer than the {max_model_len - 1:,} tokens that fit; "
             "raise --max-model-len or shorten the prompts")
     moved = traffic if index.size == traffic.num_requests else _taken(traffic, index)
     if traffic.concurrency is not None and not traffic.has_sessions:
@@ -131,6 +133,10 @@ def _notes(
     engine, notes = deployment.engine, []
     if engine.name != "vllm" and way.name == "continuous":
         notes.append(f"{engine.name} is scheduled as vLLM does")
+    if traffic.has_prefixes:
+        short = int(((traffic.prefix_tokens > 0) & (traffic.prefix_tokens >= traffic.input_tokens)).sum())
+        if short:
+            notes.append(f"{short:,} prompts are not longer than their shared prefix: all of them is shared text")
     if rejected.any():
         notes.append(f"{int(rejected.sum()):,} of {traffic.num_requests:,} prompts are not shorter than max_model_len "
                      f"({engine.max_model_len:,}) and are refused")

@@ -97,7 +97,7 @@ def _spread(edges: Floats, start: Floats, duration: Floats, amount: Floats) -> F
 
 def _in_system(result: SimResult, edges: Floats, *, late_s: float = 0.0) -> Floats:
     """Mean number of requests in the system per interval, `late_s` after they were sent until the answer."""
-    come = result.arrival_s[~np.isnan(result.arrival_s) & ~result.rejected] + late_s
+    come = result.arrival_s[~np.isnan(result.arrival_s) & ~result.turned_away] + late_s
     gone = result.finish_s[~np.isnan(result.finish_s)]
     found: Floats = (_presence(edges, come) - _presence(edges, gone)) / (edges[1] - edges[0])
     return found

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.metrics.intervals import Interval, batch_means, student_t
+from bstar.units import format_seconds
 
 if TYPE_CHECKING:
     from bstar.sim.result import SimResult
@@ -24,6 +25,9 @@ Floats = NDArray[np.float64]
 _SEGMENTS = 12
 # A queue has to be at least this long at the last arrival to be called growing.
 _LEAST_QUEUE = 10
+# An engine is full when it has this fraction of the requests that it has in the end, at this many looks.
+_FULL = 0.95
+_LOOKS = 501
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,10 @@ class Steadiness:
 def steadiness(result: SimResult) -> Steadiness:
     """Judge a run; see the module."""
     sent = result.arrival_s
-    known = ~np.isnan(sent) & ~result.rejected
+    # An interrupted run knows of arrivals that it never came to.
+    known = ~np.isnan(sent) & ~result.rejected & (sent <= result.span_s[1])
+    if result.unserved.any():
+        return _unsteady(_refusal(result))
     if known.sum() < 2:
         return _unsteady("no steady state: fewer than two requests")
     start, last = float(sent[known].min()), float(sent[known].max())
@@ -66,13 +73,12 @@ def steadiness(result: SimResult) -> Steadiness:
         return _unsteady("no steady state: all requests are sent at once")
     overload = _overload(result, start, last) if result.open_loop else None
     if overload is not None:
-        excess, capacity = overload
-        return _unsteady(
-            f"no steady state: arrivals exceed capacity by {excess:.0%} (the queue grows until the last arrival; "
-            f"capacity about {capacity:.3g} requests/s)", overload_fraction=excess, capacity=capacity)
+        return overload
     warmup = _warmup_s(result, start, last)
     inside = known & result.measured & (sent >= start + warmup)
-    short = _too_short(result, start + warmup, last)
+    # The traffic's own warm-up shows no steady state either.
+    first = float(sent[known & result.measured].min(initial=last))
+    short = _too_short(result, max(start + warmup, first), last)
     return Steadiness(
         reached=short is None, message=short, overload_fraction=None, capacity_requests_per_s=None, warmup_s=warmup,
         warmup_requests=int((known & (sent < start + warmup)).sum()), intervals=_intervals(result, inside),
@@ -97,18 +103,27 @@ def _unsteady(message: str, *, overload_fraction: float | None = None, capacity:
                       capacity_requests_per_s=capacity, warmup_s=0.0, warmup_requests=0, intervals={})
 
 
-def _overload(result: SimResult, start: float, last: float) -> tuple[float, float] | None:
-    """(arrival rate / capacity - 1, capacity) where the queue grows until the last arrival, else None."""
+def _refusal(result: SimResult) -> str:
+    """How many requests no engine took, and since when."""
+    count, sent = int(result.unserved.sum()), result.arrival_s
+    late = sent[result.unserved & (result.replica < 0)]  # an engine that failed had the others
+    since = f"none takes what is sent from {late.min():.3g} s on" if late.size else "they were lost with theirs"
+    return f"no steady state: {count:,} of {len(result):,} requests are left without an engine ({since})"
+
+
+def _overload(result: SimResult, start: float, last: float) -> Steadiness | None:
+    """What to say where the queue grows until the last arrival, else None.
+
+    An engine that is filling up gives places faster than it answers: its capacity counts from the moment that it is
+    full, and only where it stays so for half as long as a request takes.
+    """
     edges = np.linspace(start, last, _SEGMENTS + 1)
-    sent, placed = np.sort(_known(result.arrival_s)), np.sort(_known(result.scheduled_s))
-    come = np.searchsorted(sent, edges, side="right").astype(float)
-    taken = np.searchsorted(placed, edges, side="right").astype(float)
-    queue = come - taken
+    sent, placed = np.sort(_known(result.arrival_s[~result.rejected])), np.sort(_known(result.placed_s))
+    queue = _upto(sent, edges) - _upto(placed, edges)
     thirds = np.array_split(queue[1:], 3)
     growing = thirds[0].mean() < thirds[1].mean() < thirds[2].mean() and thirds[2].min() > 0
     if queue[-1] < _LEAST_QUEUE or not growing:
         return None
-    # The engine fills up first: growth counts from where the queue begins.
     begin = int(np.flatnonzero(queue >= 1)[0])
     steps = np.diff(queue[max(begin - 1, 0) :])
     if steps.size < 4:
@@ -116,11 +131,33 @@ def _overload(result: SimResult, start: float, last: float) -> tuple[float, floa
     mean, spread = float(steps.mean()), float(steps.std(ddof=1))
     if mean <= student_t(steps.size - 1) * spread / np.sqrt(steps.size):
         return None
-    span = edges[-1] - edges[max(begin - 1, 0)]
-    capacity = (taken[-1] - taken[max(begin - 1, 0)]) / span
-    arrivals = (come[-1] - come[max(begin - 1, 0)]) / span
-    excess = arrivals / capacity - 1.0 if capacity > 0 else float("inf")
-    return (excess, capacity) if excess > 0.005 else None
+    full = _full_s(result, start, last)
+    window = np.array([full, last])
+    come, taken = (float(np.diff(_upto(times, window))[0]) for times in (sent, placed))
+    took = result.finish_s - result.placed_s
+    took_s = float(np.nanmean(took)) if not np.isnan(took).all() else np.inf
+    if last - full < 0.5 * took_s or taken < _LEAST_QUEUE:
+        return _unsteady(
+            f"no steady state: the queue grows until the last arrival; requests come for "
+            f"{format_seconds(last - start)} and are too few to tell by how much they exceed the capacity; send more")
+    excess, capacity = come / taken - 1.0, taken / (last - full)
+    if excess <= 0.005:
+        return None
+    return _unsteady(
+        f"no steady state: arrivals exceed capacity by {excess:.0%} (the queue grows until the last arrival; "
+        f"capacity about {capacity:.3g} requests/s)", overload_fraction=excess, capacity=capacity)
+
+
+def _full_s(result: SimResult, start: float, last: float) -> float:
+    """When first nearly as many requests had a place as have on average shortly before the last arrival."""
+    times = np.linspace(start, last, _LOOKS)
+    running = _upto(np.sort(_known(result.placed_s)), times) - _upto(np.sort(_known(result.finish_s)), times)
+    return float(times[np.argmax(running >= _FULL * running[-(_LOOKS // 4) :].mean())])
+
+
+def _upto(times: Floats, edges: Floats) -> Floats:
+    """How many of the ordered `times` are not after each edge."""
+    return np.searchsorted(times, edges, side="right").astype(float)
 
 
 def _known(values: Floats) -> Floats:

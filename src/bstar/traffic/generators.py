@@ -74,7 +74,7 @@ def poisson(
     Raises SpecError or UnitError that names the argument.
     """
     return _renewal(
-        Gaps(), rate_per_s, num_requests, duration_s, rescale, warmup_requests, f"poisson {rate_per_s}/s",
+        Gaps(), rate_per_s, num_requests, duration_s, rescale, warmup_requests, f"poisson {_shown(rate_per_s)}/s",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def constant(
     """Evenly spaced requests, the first at 1/rate; the rest as in `poisson`."""
     return _renewal(
         Gaps(kind="constant"), rate_per_s, num_requests, duration_s, False, warmup_requests,
-        f"constant {rate_per_s}/s",
+        f"constant {_shown(rate_per_s)}/s",
         _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                   priority=priority, seed=seed),
     )  # fmt: skip
@@ -275,6 +275,15 @@ def _renewal(
 
 def _gamma_gaps(burstiness: float) -> Gaps:
     return Gaps(kind="constant") if burstiness == math.inf else Gaps(kind="gamma", shape=burstiness)
+
+
+def _shown(rate_per_s: float) -> str:
+    """10 as 10, a million with commas."""
+    try:
+        rate = float(rate_per_s)
+    except (TypeError, ValueError):
+        return str(rate_per_s)
+    return f"{rate:,.0f}" if rate.is_integer() else f"{rate:,}"
 
 
 def check_rate(rate_per_s: float, field: str = "rate_per_s") -> float:

@@ -52,6 +52,8 @@ section("Load", "rate_curve", "think", "num_requests", "duration", "warmup_reque
 
 # A bar appears where the run takes longer than this.
 _SILENT_S = 1.0
+# Loading the compiled kernel from its cache takes less.
+_COMPILED_S = 3.0
 
 
 @click.command("simulate", cls=SectionedCommand, epilog=_EPILOG)
@@ -200,20 +202,28 @@ def _show(built: Deployment, load: Traffic, result: SimResult, several: Replicat
     steady, summary = result.steadiness, result.summary
     parts: list[Any] = [
         output.heading(built.model.name, headline(built)),
-        output.line(f"  {load.name}: {summary.num_finished:,} of {summary.num_requests:,} requests, "
+        output.line(f"  {load.name}: {summary.num_finished:,} of {summary.num_requests:,} requests{_refused(result)}, "
                     f"{load.mean_input_tokens:,.0f} in / {load.mean_output_tokens:,.0f} out, "
-                    f"{format_seconds(summary.duration_s)} simulated in {format_seconds(result.timing.total_s)}"
+                    f"{format_seconds(summary.duration_s)} simulated in {format_seconds(result.timing.simulate_s)}"
+                    + (f" after compiling for {format_seconds(result.timing.compile_s)}, once on this machine"
+                       if result.timing.compile_s > _COMPILED_S else "")
                     + (f", {result.steps.replicas} engines" if result.steps.replicas > 1 else "")),
     ]
     if result.interrupted:
         parts.append(output.line("interrupted: what happened so far", style="yellow"))
     if steady.message is not None:
-        parts.append(output.line(steady.message, style="bold red" if steady.overload_fraction else "yellow"))
+        grave = steady.overload_fraction or result.left.size
+        parts.append(output.line(steady.message, style="bold red" if grave else "yellow"))
     parts += [output.table(("", "mean", "p50", "p95", "p99", "max", "± of mean"), _latency_rows(result, several)),
               output.facts(_facts(result)), output.line("")]
     parts += _pictures(result)
-    parts += [output.line("note: " + n, style="dim") for n in result.notes]
+    parts += [output.line("note: " + n, style="dim") for n in result.remarks]
     output.show(*parts)
+
+
+def _refused(result: SimResult) -> str:
+    count = int(result.rejected.sum())
+    return f" ({count:,} more are refused, and count in no figure)" if count else ""
 
 
 def _latency_rows(result: SimResult, several: Replications | None) -> list[tuple[str, ...]]:
@@ -260,10 +270,19 @@ def _percent(value: float | None) -> str:
 def _pictures(result: SimResult) -> list[Any]:
     """What ran, waited and was held over time, a character an interval."""
     series = result.series(72)
-    rows = (("running", series.running, "{:,.0f}"), ("waiting", series.waiting, "{:,.0f}"),
-            ("KV in use", series.kv_usage, "{:.0%}"), ("tok/s", series.output_tokens_per_s, "{:,.0f}"))
-    return [output.line(f"  {label:<10}{_sparkline(values)}  {form.format(float(values.max()))} at most", style="dim")
-            for label, values, form in rows if values.max() > 0]
+    rows = (("running", series.running, _count), ("waiting", series.waiting, _count),
+            ("KV in use", series.kv_usage, _percent), ("tok/s", series.output_tokens_per_s, _count))
+    span_s = result.span_s[1] - result.span_s[0]
+    lines = [output.line(f"  {label:<10}{_sparkline(values)}  {form(float(values.max()))}", style="dim")
+             for label, values, form in rows if values.max() > 0]
+    if lines:
+        lines.append(output.line(f"  {'':<10}a character is the mean of {format_seconds(span_s / len(series))}; "
+                                 "on the right the highest of them", style="dim"))
+    return lines
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _sparkline(values: Any) -> str:

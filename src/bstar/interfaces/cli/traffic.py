@@ -99,9 +99,12 @@ def _check(given: dict[str, Any]) -> None:
     if not loops:
         raise SpecError("load: nothing says how requests come; give --rate R, --concurrency C or --trace FILE")
     if given["concurrency"] is not None:
-        for key, flag in (("duration", "--duration"), ("burstiness", "--burstiness")):
-            if given[key] is not None:
-                raise SpecError(f"{flag}: a closed loop sends when a client is free; give --num-requests")
+        if given["duration"] is not None:
+            raise SpecError("--duration: a closed loop sends when a client is free; give --num-requests")
+        if given["burstiness"] is not None:
+            raise SpecError("--burstiness: a closed loop sends when a client is free; leave it out, or give --rate")
+    elif given["duration"] is not None and given["num_requests"] is not None:
+        raise SpecError("--duration: --num-requests also says where the load ends; give one of the two")
     elif given["think"] is not None:
         raise SpecError("--think: only clients of a closed loop think; give --concurrency")
 

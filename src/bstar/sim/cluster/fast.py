@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -35,7 +36,7 @@ class FastRun:
     logs     run log and irregular gaps of each replica
     states   (seconds, replica, state), in order of time
     spans    from when to when each replica was there; nan: to the end
-    held     requests that found no replica
+    held     numbers of the requests that found no replica
     """
 
     out: Outcome
@@ -46,7 +47,7 @@ class FastRun:
     logs: list[tuple[Floats, Floats]]
     states: list[tuple[float, int, str]]
     spans: list[tuple[float, float]]
-    held: int
+    held: Sequence[int]
     interrupted: bool
 
 
@@ -71,7 +72,7 @@ def run_fast(
         ]  # fmt: skip
         interrupted = _apart(engines, traffic, until_s, progress, threads)
         return FastRun(
-            out=out, arrival_s=loaded.load.arrival_s, output=output, replica=owner, interrupted=interrupted, held=0,
+            out=out, arrival_s=loaded.load.arrival_s, output=output, replica=owner, interrupted=interrupted, held=(),
             retries=np.zeros(n, dtype=np.int64), logs=[(e.runs, e.gaps_s) for e in engines],
             states=[(0.0, k, state) for k in range(fleet.replicas) for state in ("starting", "ready")],
             spans=[(0.0, math.nan)] * fleet.replicas,
@@ -86,7 +87,7 @@ def run_fast(
         out=out, arrival_s=loaded.load.arrival_s, output=output, replica=cluster.replica,
         retries=cluster.ledger.retries, logs=[cluster.logs_of(m) for m in cluster.members],
         states=sorted(cluster.states, key=lambda s: s[0]), spans=[(m.started_s, m.gone_s) for m in cluster.members],
-        held=len(cluster.held), interrupted=cluster.interrupted,
+        held=tuple(cluster.held), interrupted=cluster.interrupted,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from bstar.errors import SpecError
 from bstar.sim.cluster.decode import DecodeReplica
 from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure
 from bstar.sim.cluster.ledger import Ledger
-from bstar.sim.cluster.loop import Cluster, Fleet, MakeReplica, Progress
+from bstar.sim.cluster.loop import GONE, Cluster, Fleet, MakeReplica, Progress
 from bstar.sim.cluster.pools import SplitCluster
 from bstar.sim.cluster.replica import Figures, Finished, Replica
 from bstar.sim.cluster.routers import Router, can_run, checked
@@ -52,6 +52,16 @@ class ClusterResult(SimResult):
     moved_s: Floats
     states: tuple[tuple[float, int, str], ...]
     replica_s: float
+
+    @property
+    def placed_s(self) -> Floats:
+        """As of one engine; with pools apart, when its cache has come to the decode pool."""
+        apart = self.prefill_replica >= 0
+        if not apart.any():
+            return self.scheduled_s
+        alone = ~np.isnan(self.finish_s) & np.isnan(self.moved_s)  # one token: nothing was sent
+        landed_s = np.where(alone, self.scheduled_s, self.first_token_s + self.moved_s)
+        return np.where(apart, landed_s, self.scheduled_s)
 
 
 def simulate_cluster(
@@ -96,6 +106,7 @@ def simulate_cluster(
     entrance = Router(router, seen, seed=seed)
     fleet = Fleet(replicas=prefill_replicas + decode_replicas or replicas, startup_s=startup_s,
                   autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
+    _check_events(fleet)
     compiled = not prefill_replicas and can_run(seen, fleet.fixed) and not refused
     if engine == "kernel" and not compiled:
         raise SpecError("engine: the kernel takes one pool and a load whose arrivals are given; use engine auto")
@@ -111,7 +122,9 @@ def simulate_cluster(
             cluster = Cluster(ledger, entrance, fleet, _maker(deployed, figures, ledger), refused)
         cluster.run(until_s=until_s, progress=progress)
         parts = _stepped(cluster)
-    result = _gathered(traffic, rejected, served, parts, late, slo, router)
+    if parts.interrupted or until_s < math.inf:
+        parts = replace(parts, left=())  # an engine may still come
+    result = _gathered(traffic, rejected, served, parts, late, slo, router, _notes(parts, fleet))
     spent = time.perf_counter() - begun
     return replace(result, timing=Timing(simulate_s=spent, total_s=spent))
 
@@ -133,6 +146,17 @@ def _check(
         raise SpecError(f"startup: must be at least 0 seconds, is {startup_s}")
     if autoscaler is not None and prefill:
         raise SpecError("autoscale: separate pools have fixed sizes; leave --autoscale or the pools out")
+
+
+def _check_events(fleet: Fleet) -> None:
+    """What happens to engines of a fixed number happens to one of them."""
+    if fleet.autoscaler is not None:
+        return  # engines that it starts get numbers of their own
+    for field, events in (("fail", fleet.failures), ("drain", fleet.drains)):
+        for event in events:
+            if event.replica >= fleet.replicas:
+                there = "is engine 0 only" if fleet.replicas == 1 else f"are engines 0 to {fleet.replicas - 1}"
+                raise SpecError(f"{field}: engine {event.replica} does not exist; there {there}")
 
 
 def _maker(deployed: DeployedEngine, figures: Figures, ledger: Ledger) -> MakeReplica:
@@ -173,7 +197,7 @@ class _Parts:
     replica_s: float
     engine: str
     interrupted: bool
-    notes: tuple[str, ...] = ()
+    left: tuple[int, ...]
 
 
 def _stepped(cluster: Cluster) -> _Parts:
@@ -191,7 +215,7 @@ def _stepped(cluster: Cluster) -> _Parts:
                 "prefill_replica": ledger.prefill_replica},
         moved_bytes=ledger.moved_bytes, steps=steps, states=tuple(sorted(cluster.states, key=lambda s: s[0])),
         replica_s=_there_s(spans, steps), engine="reference", interrupted=cluster.interrupted,
-        notes=_lost(len(cluster.held)),
+        left=tuple(cluster.held),
     )  # fmt: skip
 
 
@@ -220,7 +244,7 @@ def _compiled(
                 "retries": run.retries, "prefill_replica": np.full(n, -1, dtype=np.int64)},
         moved_bytes=np.zeros(n), steps=steps,
         states=tuple(run.states), replica_s=_there_s(run.spans, steps), engine="kernel", interrupted=run.interrupted,
-        notes=_lost(run.held),
+        left=tuple(run.held),
     )  # fmt: skip
 
 
@@ -230,13 +254,23 @@ def _there_s(spans: list[tuple[float, float]], steps: StepLog) -> float:
     return float(sum((max(end_s, start) if math.isnan(gone) else gone) - start for start, gone in spans))
 
 
-def _lost(held: int) -> tuple[str, ...]:
-    return (f"{held:,} requests found no replica",) if held else ()
+def _notes(parts: _Parts, fleet: Fleet) -> tuple[str, ...]:
+    """What was left without an engine, and what befell engines that were not there."""
+    notes = [f"{len(parts.left):,} requests found no replica"] if parts.left else []
+    events = [("fail", f.replica, f.at_s) for f in fleet.failures]
+    events += [("drain", d.replica, d.at_s) for d in fleet.drains]
+    for word, number, at_s in events:
+        before = [state for moment, i, state in parts.states if i == number and moment < at_s]
+        if not before and at_s > 0:
+            notes.append(f"{word} {number}@{at_s:g}: engine {number} was not there yet, nothing happened")
+        elif before and before[-1] == GONE:
+            notes.append(f"{word} {number}@{at_s:g}: engine {number} was gone already, nothing happened")
+    return tuple(notes)
 
 
 def _gathered(
     traffic: Traffic, rejected: NDArray[np.bool_], served: Ints, parts: _Parts, late_s: float, slo: Slo | None,
-    router: str,
+    router: str, notes: tuple[str, ...],
 ) -> ClusterResult:  # fmt: skip
     """The parts as a result, in the order of the traffic."""
     n = traffic.num_requests
@@ -253,7 +287,8 @@ def _gathered(
         input_tokens=np.ascontiguousarray(traffic.input_tokens), rejected=rejected, measured=measured,
         open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, interrupted=parts.interrupted,
         front_end_s=late_s,
-        notes=parts.notes, router=router, states=parts.states, replica_s=parts.replica_s, engine=parts.engine,
+        left=served[list(parts.left)], notes=notes, router=router,
+        states=parts.states, replica_s=parts.replica_s, engine=parts.engine,
     )  # fmt: skip
 
 
