@@ -184,7 +184,7 @@ class FastCluster(Cluster):
                 before = np.searchsorted(self._times, event_s, side="right" if kind == LOOK else "left")
                 last = min(int(before), coming)
                 self._send(last, progress)
-                if self.stack.desk.next[0] < last:
+                if self.stack.desk.next[0] < last or (self.events and self.events[0][0] < event_s):
                     continue  # what an arrival led to comes before the next one
                 if event_s >= until_s or not self.events:
                     break
