@@ -54,6 +54,8 @@ section("Load", "rate_curve", "think", "num_requests", "duration", "warmup_reque
 _SILENT_S = 1.0
 # Loading the compiled kernel from its cache takes less.
 _COMPILED_S = 3.0
+# Label and figure beside a picture.
+_MARGINS = 21
 
 
 @click.command("simulate", cls=SectionedCommand, epilog=_EPILOG)
@@ -252,6 +254,9 @@ def _facts(result: SimResult) -> list[tuple[str, ...]]:
         facts.append(("SLO", f"{summary.slo_attainment_fraction:.2%}",
                       f"{verdict} ({summary.slo.attainment_fraction:.4g} asked); goodput "
                       f"{summary.goodput_requests_per_s:,.3g} requests/s"))
+    if not len(steps) and summary.num_finished:
+        return [*facts, ("in flight", f"{result.mean_in_flight:,.1f}", "mean; steps are not kept"),
+                ("preemptions", f"{int(result.num_preemptions.sum()):,}", "")]
     facts += [
         ("in flight", f"{result.mean_in_flight:,.1f}", f"mean; {steps.num_steps:,} steps, "
          f"{format_seconds(steps.busy_s / max(steps.num_steps, 1))} each"),
@@ -269,7 +274,9 @@ def _percent(value: float | None) -> str:
 
 def _pictures(result: SimResult) -> list[Any]:
     """What ran, waited and was held over time, a character an interval."""
-    series = result.series(72)
+    if not len(result.steps):
+        return []
+    series = result.series(min(72, max(output.console().width - _MARGINS, 10)))
     rows = (("running", series.running, _count), ("waiting", series.waiting, _count),
             ("KV in use", series.kv_usage, _percent), ("tok/s", series.output_tokens_per_s, _count))
     span_s = result.span_s[1] - result.span_s[0]
