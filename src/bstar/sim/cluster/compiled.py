@@ -124,7 +124,9 @@ def _quiet_until(limits: Limits, load: Load, cost: StepCost, engine: Engine) -> 
     waits = _anyone_waits(limits, engine)
     if n[RUNNING] == 0 and not waits:
         return _after(max(now, load.arrival_s[engine.order[n[ARRIVED]]])) if n[ARRIVED] < n[EXPECTED] else np.inf
-    if n[ARRIVED] < n[EXPECTED] or n[PREFILLING] > 0 or n[LATE] > 0 or (waits and n[BLOCKED] != 1):
+    if n[ARRIVED] < n[EXPECTED] or n[PREFILLING] > 0 or n[LATE] > 0:
+        return _after(now)
+    if waits and (n[BLOCKED] != 1 or n[FINISHING] > 0):  # somebody may be admitted, and may end with the prompt
         return _after(now)
     if decoding == 0 or decoding > limits.budget:
         return _after(now)
