@@ -13,6 +13,7 @@ from bstar.sim.measured_gaps import measured_gaps
 from bstar.sim.result import SimResult
 from bstar.sim.run import simulate
 from bstar.specs.deployment import Deployment
+from bstar.specs.slo import Slo
 from bstar.traffic import closed_loop, poisson
 from bstar.traffic.load import Traffic
 
@@ -158,7 +159,10 @@ def test_some_prompts_too_long() -> None:
     assert (result.rejected == refused).all()
     assert np.isnan(result.finish_s[refused]).all()
     assert not np.isnan(result.finish_s[~refused]).any()
-    assert result.summary.num_requests == int((~refused).sum())
+    # They were sent, and got no answer: an SLO that every answer meets is met by the others only.
+    assert result.summary.num_requests == 60
+    assert result.summary_for(Slo(e2e_s=1e6)).slo_attainment_fraction == pytest.approx((~refused).sum() / 60)
+    assert result.summary.ttft_s.count == int((~refused).sum())
     assert "are refused" in result.notes[0]
 
 

@@ -48,7 +48,8 @@ class SimResult:
     cached_tokens     prompt tokens that the prefix cache had when it was first scheduled
     replica           which engine served it
     rejected          longer than the engine takes: answered with an error, not served
-    measured          counted by the metrics: neither the traffic's own warm-up nor rejected
+    measured          counted by the metrics: all that were sent but the traffic's own warm-up. Those that got no answer
+                      (rejected, left without an engine) miss every SLO
     steps             the run in time; None where a policy has no steps to show
     front_end_s       from sending to the scheduler's sight of a request: tokenizing, HTTP
     policy            how requests were batched

@@ -185,7 +185,7 @@ def _gathered(
     sent = seconds["arrival_s"] - deployed.per_request_s
     exact = np.abs(sent - traffic.arrival_s) <= 1e-9  # but for rounding
     seconds["arrival_s"] = np.where(exact, traffic.arrival_s, sent)
-    measured = ~rejected & ~np.isnan(seconds["arrival_s"])
+    measured = rejected | ~np.isnan(seconds["arrival_s"])
     measured[: traffic.warmup_requests] = False
     return SimResult(
         arrival_s=seconds["arrival_s"], scheduled_s=seconds["scheduled_s"], first_token_s=seconds["first_token_s"],

@@ -225,7 +225,7 @@ def _show(built: Deployment, load: Traffic, result: SimResult, several: Replicat
 
 def _refused(result: SimResult) -> str:
     count = int(result.rejected.sum())
-    return f" ({count:,} more are refused, and count in no figure)" if count else ""
+    return f" ({count:,} refused)" if count else ""
 
 
 def _latency_rows(result: SimResult, several: Replications | None) -> list[tuple[str, ...]]:

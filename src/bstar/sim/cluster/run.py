@@ -280,7 +280,7 @@ def _gathered(
     arrays["arrival_s"] -= late_s
     given = ~np.isnan(traffic.arrival_s)
     arrays["arrival_s"][given] = traffic.arrival_s[given]
-    measured = ~rejected & ~np.isnan(arrays["arrival_s"])
+    measured = rejected | ~np.isnan(arrays["arrival_s"])
     measured[: traffic.warmup_requests] = False
     return ClusterResult(
         **arrays, moved_bytes=_spread(n, served, parts.moved_bytes, 0.0), steps=parts.steps, slo=slo,
