@@ -7,6 +7,7 @@ import pytest
 from loads import deployed
 
 from bstar.errors import SpecError
+from bstar.interfaces.cli.traffic import _KEYS, build_traffic
 from bstar.sim.cluster import simulate_cluster
 from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure
 from bstar.sim.cluster.transfer import KvLink
@@ -88,8 +89,12 @@ def test_refusal_names_the_limit() -> None:
 
 
 def test_a_prefix_is_shorter_than_the_prompts() -> None:
+    options = dict.fromkeys(_KEYS) | {
+        "input_lengths": "500", "output_lengths": "100", "rate": 5.0, "num_requests": 9, "seed": 0,
+        "warmup_requests": 0}  # fmt: skip
     with pytest.raises(SpecError, match="every prompt is shorter than its shared prefix"):
-        poisson(5.0, 500, 100, num_requests=10, prefix=prefix_groups(1000))
+        build_traffic(options | {"prefix": "1000"})
+    assert build_traffic(options | {"prefix": "1000,added"}).mean_input_tokens == 1500
     some = simulate(deployed(), poisson(5.0, "uniform:500-1500", 100, num_requests=40, prefix=prefix_groups(1000)))
     assert any("not longer than their shared prefix" in note for note in some.notes)
 

@@ -67,11 +67,6 @@ class PrefixGroups:
         tokens = np.where(group >= 0, lengths[group], 0)
         if self.added:
             return SharedPrefixes(input_tokens + tokens, group, tokens)
-        if (group >= 0).any() and (tokens > input_tokens)[group >= 0].all():
-            raise SpecError(
-                f"prefix: every prompt is shorter than its shared prefix (at most {int(input_tokens.max()):,} tokens "
-                f"against {int(tokens.max()):,}); shorten the prefix, lengthen the prompts, or put it on top of them "
-                "(,added)")
         return SharedPrefixes(input_tokens, group, np.minimum(tokens, input_tokens))
 
 

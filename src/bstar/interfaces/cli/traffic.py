@@ -12,6 +12,7 @@ from bstar.interfaces.cli.params import COUNT, POSITIVE, RATE, SECONDS, apply
 
 if TYPE_CHECKING:
     from bstar.traffic.load import Traffic
+    from bstar.traffic.prefixes import PrefixGroups
 
 DEFAULT_REQUESTS = 10_000
 # Where every step is taken one by one.
@@ -66,19 +67,32 @@ def build_traffic(given: dict[str, Any], *, seed: int | None = None) -> Traffic:
     _check(given)
     if given["trace"] is not None:
         return _from_trace(given)
+    prefix = _prefix(given)
     common = {
         "input_tokens": given["input_lengths"], "output_tokens": given["output_lengths"],
-        "num_requests": given["num_requests"], "seed": given["seed"], "prefix": _prefix(given),
+        "num_requests": given["num_requests"], "seed": given["seed"], "prefix": prefix,
         "warmup_requests": given["warmup_requests"],
     }  # fmt: skip
     if given["concurrency"] is not None:
-        return closed_loop(given["concurrency"], **common, think_s=_think(given))
+        return _fitting(closed_loop(given["concurrency"], **common, think_s=_think(given)), prefix)
     common["duration_s"] = given["duration"]
     if given["rate_curve"] is not None:
-        return varying(given["rate_curve"], **common)
+        return _fitting(varying(given["rate_curve"], **common), prefix)
     if given["burstiness"] is not None:
-        return gamma(given["rate"], given["burstiness"], **common)
-    return poisson(given["rate"], **common)
+        return _fitting(gamma(given["rate"], given["burstiness"], **common), prefix)
+    return _fitting(poisson(given["rate"], **common), prefix)
+
+
+def _fitting(load: Traffic, prefix: PrefixGroups | None) -> Traffic:
+    """The load, unless all prompts are shorter than the texts that they begin with: that is a slip."""
+    if prefix is None or prefix.added:
+        return load
+    longest, mean = int(load.input_tokens.max()), prefix.tokens.mean
+    if longest < mean and bool((load.prefix_tokens >= load.input_tokens)[load.prefix_group >= 0].all()):
+        raise SpecError(
+            f"--prefix: every prompt is shorter than its shared prefix ({longest:,} tokens against {mean:,.0f}); "
+            "shorten the prefix, lengthen the prompts, or put it on top of them (,added)")
+    return load
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -119,7 +133,7 @@ def _from_trace(given: dict[str, Any]) -> Traffic:
     )  # fmt: skip
 
 
-def _prefix(given: dict[str, Any]) -> Any:
+def _prefix(given: dict[str, Any]) -> PrefixGroups | None:
     from bstar.traffic.prefixes import parse_prefix_groups, prefix_groups
 
     if given["prefix"] is not None:
