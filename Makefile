@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 VLLM   ?= .vllm
 
-.PHONY: help setup demo quick test test-full vllm check lint types layers format docs bench clean
+.PHONY: help setup demo quick test test-full vllm check lint types layers fix docs bench clean
 
 help:
 	@echo "make demo       the main job: a plan from the embedded catalog (no server, no downloads of models)"
@@ -48,7 +48,6 @@ check: lint types layers
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 
 types: setup
 	$(BIN)/mypy
@@ -56,9 +55,8 @@ types: setup
 layers: setup
 	$(BIN)/lint-imports
 
-format: setup
+fix: setup
 	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
 
 docs: setup
 	$(BIN)/python tools/make_cli_reference.py
@@ -71,6 +69,8 @@ bench: setup
 	$(BIN)/python benchmarks/landmarks.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/step_times.py
+	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/measured_requests.py --calibrate
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache

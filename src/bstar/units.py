@@ -39,7 +39,9 @@ def parse_bytes(text: str, *, field: str = "size") -> int:
     """Bytes of "80GiB", "16GB", "512" (bytes). Raises UnitError on anything else."""
     value, unit = _split(text, field, "a size", "80GiB or 16GB")
     if unit not in _SIZE:
-        raise UnitError(f"{field}: unit {unit!r} is not known; use B, KB, MB, GB, TB (1000) or KiB, MiB, GiB, TiB (1024)")
+        raise UnitError(
+            f"{field}: unit {unit!r} is not known; use B, KB, MB, GB, TB (1000) or KiB, MiB, GiB, TiB (1024)"
+        )
     return round(value * _SIZE[unit])
 
 
