@@ -24,7 +24,7 @@ class Ledger:
     made       tokens delivered
     replica    the engine that has it or had it last (decode pool), prefill_replica the one that made its first token
     retries    times its replica failed under it
-    moved_bytes, moved_s   KV cache sent from a prefill to a decode replica, and the seconds from the first token
+    moved_bytes, moved_s   KV cache sent from a prefill to a decode replica, and the seconds from the end of the prefill
                until it had arrived
     """
 

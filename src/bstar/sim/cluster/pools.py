@@ -1,8 +1,11 @@
 """Prefill and decode in separate pools (xPyD): prompts are computed here, tokens are made there.
 
-    prefill replica    computes the prompt and makes the first token: the user sees it now (TTFT)
+    prefill replica    computes the prompt and makes the first token
     transfer           the KV cache of the prompt goes to a decode replica, but for what its prefix cache has
     decode replica     makes the others, one a step; it computes a prompt only after it preempted somebody
+
+The user sees the first token when the cache has arrived (TTFT), because vLLM's and SGLang's answers are streamed by
+the decode side; `first_token_from="prefill"` is an engine whose prefill side sends it at once.
 
 A request that loses its decode replica starts again at a prefill replica, with the tokens it has made.
 A prefill replica is taken to keep a cache until it is sent without running out of room.
@@ -12,11 +15,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bstar.sim.cluster.decode import DecodeReplica
 from bstar.sim.cluster.loop import LAND, READY, Cluster, Member
 from bstar.sim.cluster.routers import Router
 from bstar.sim.cluster.transfer import Transfers
+
+FirstToken = Literal["decode", "prefill"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,12 +30,14 @@ class SplitCluster(Cluster):
     """Two pools, told apart by `takes_prompts`. `router` is that of arrivals.
 
     decode_router   of computed prompts
+    first_token_from  which side shows a user the first token
     homeless        computed, and no decode replica is there
     """
 
     decode_router: Router
     transfers: Transfers
     max_model_len: int
+    first_token_from: FirstToken = "decode"
     homeless: deque[int] = field(default_factory=deque)
     _computed: dict[int, tuple[int, float]] = field(default_factory=dict)  # request -> its prefill replica, when
 
@@ -75,4 +83,7 @@ class SplitCluster(Cluster):
         receiver, rank = what
         replica = self.members[receiver].replica
         assert isinstance(replica, DecodeReplica)
+        ledger = self.ledger
+        if self.first_token_from == "decode" and ledger.made[rank] == 1 and not ledger.retries[rank]:
+            ledger.first_token_s[rank] = ledger.last_s[rank] = self.now
         replica.land(rank, self.now)

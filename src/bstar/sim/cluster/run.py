@@ -16,7 +16,7 @@ from bstar.sim.cluster.decode import DecodeReplica
 from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure
 from bstar.sim.cluster.ledger import Ledger
 from bstar.sim.cluster.loop import GONE, Cluster, Fleet, MakeReplica, Progress
-from bstar.sim.cluster.pools import SplitCluster
+from bstar.sim.cluster.pools import FirstToken, SplitCluster
 from bstar.sim.cluster.replica import Figures, Finished, Replica
 from bstar.sim.cluster.routers import Router, can_run, checked
 from bstar.sim.cluster.transfer import KvLink, Transfers, link_of
@@ -40,7 +40,8 @@ class ClusterResult(SimResult):
     retries           per request: times its replica failed under it
     prefill_replica   per request: who computed its prompt, where pools are apart (else -1)
     moved_bytes       per request: KV cache sent to the decode pool
-    moved_s           per request: from the first token to the cache's arrival there, nan where nothing was sent
+    moved_s           per request: from the end of its prefill to the cache's arrival there, nan where nothing was sent
+    first_token_from  which pool showed users the first token
     states            (seconds, replica, "starting" | "ready" | "draining" | "gone"), in order of time
     replica_s         seconds that replicas were there, starting included, added up: what is paid for
     """
@@ -50,6 +51,7 @@ class ClusterResult(SimResult):
     prefill_replica: Ints
     moved_bytes: Floats
     moved_s: Floats
+    first_token_from: FirstToken
     states: tuple[tuple[float, int, str], ...]
     replica_s: float
 
@@ -60,7 +62,9 @@ class ClusterResult(SimResult):
         if not apart.any():
             return self.scheduled_s
         alone = ~np.isnan(self.finish_s) & np.isnan(self.moved_s)  # one token: nothing was sent
-        landed_s = np.where(alone, self.scheduled_s, self.first_token_s + self.moved_s)
+        shown = (self.retries == 0) & (self.first_token_from == "decode")  # the first token came with the cache
+        later_s = self.first_token_s + np.where(shown, 0.0, self.moved_s)
+        landed_s = np.where(alone, self.scheduled_s, later_s)
         return np.where(apart, landed_s, self.scheduled_s)
 
 
@@ -69,7 +73,8 @@ def simulate_cluster(
     slo: Slo | None = None, startup_s: float = 0.0, autoscaler: Autoscaler | None = None,
     failures: Sequence[Failure] = (), drains: Sequence[Drain] = (), prefill_replicas: int = 0,
     decode_replicas: int = 0, decode_router: str = "least-outstanding", kv_link: KvLink | None = None,
-    engine: EngineChoice = "auto", until_s: float = math.inf, progress: Progress | None = None,
+    first_token_from: FirstToken = "decode", engine: EngineChoice = "auto", until_s: float = math.inf,
+    progress: Progress | None = None,
 ) -> ClusterResult:  # fmt: skip
     """Every request of `traffic` through several replicas of `deployment`, in simulated time.
 
@@ -83,6 +88,8 @@ def simulate_cluster(
     failures, drains   what happens to replicas; requests of a failed one are computed again elsewhere
     prefill_replicas, decode_replicas, decode_router, kv_link   separate pools (then `replicas` is not used):
                        replicas 0 … prefill_replicas − 1 compute prompts. The link is that between nodes unless given
+    first_token_from   which pool shows a user the first token: "decode", when the cache has arrived (vLLM, SGLang), or
+                       "prefill", at once
     engine             "reference": step by step; "kernel": compiled, where nothing has to be undone;
                        "auto": the kernel where it can
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
@@ -117,14 +124,15 @@ def simulate_cluster(
         if prefill_replicas:
             transfers = Transfers(kv_link if kv_link is not None else link_of(deployment), deployment)
             cluster: Cluster = _split(ledger, entrance, fleet, deployed, figures, refused, prefill_replicas,
-                                      Router(decode_router, seen, seed=seed), transfers)  # fmt: skip
+                                      Router(decode_router, seen, seed=seed), transfers, first_token_from)  # fmt: skip
         else:
             cluster = Cluster(ledger, entrance, fleet, _maker(deployed, figures, ledger), refused)
         cluster.run(until_s=until_s, progress=progress)
         parts = _stepped(cluster)
     if parts.interrupted or until_s < math.inf:
         parts = replace(parts, left=())  # an engine may still come
-    result = _gathered(traffic, rejected, served, parts, late, slo, router, _notes(parts, fleet))
+    result = _gathered(traffic, rejected, served, parts, late, slo, router, first_token_from,
+                       _notes(parts, fleet))
     spent = time.perf_counter() - begun
     return replace(result, timing=Timing(simulate_s=spent, total_s=spent))
 
@@ -168,7 +176,7 @@ def _maker(deployed: DeployedEngine, figures: Figures, ledger: Ledger) -> MakeRe
 
 def _split(
     ledger: Ledger, router: Router, fleet: Fleet, deployed: DeployedEngine, figures: Figures,
-    refused: Sequence[bool], prefill: int, decode_router: Router, transfers: Transfers,
+    refused: Sequence[bool], prefill: int, decode_router: Router, transfers: Transfers, first_token_from: FirstToken,
 ) -> SplitCluster:  # fmt: skip
     settings = deployed.settings
 
@@ -181,7 +189,7 @@ def _split(
         )  # fmt: skip
 
     cluster = SplitCluster(ledger, router, fleet, make, refused, decode_router=decode_router, transfers=transfers,
-                           max_model_len=settings.max_model_len)  # fmt: skip
+                           max_model_len=settings.max_model_len, first_token_from=first_token_from)  # fmt: skip
     return cluster
 
 
@@ -270,7 +278,7 @@ def _notes(parts: _Parts, fleet: Fleet) -> tuple[str, ...]:
 
 def _gathered(
     traffic: Traffic, rejected: NDArray[np.bool_], served: Ints, parts: _Parts, late_s: float, slo: Slo | None,
-    router: str, notes: tuple[str, ...],
+    router: str, first_token_from: FirstToken, notes: tuple[str, ...],
 ) -> ClusterResult:  # fmt: skip
     """The parts as a result, in the order of the traffic."""
     n = traffic.num_requests
@@ -287,7 +295,7 @@ def _gathered(
         input_tokens=np.ascontiguousarray(traffic.input_tokens), rejected=rejected, measured=measured,
         open_loop=traffic.is_open_loop, concurrency=traffic.concurrency, interrupted=parts.interrupted,
         front_end_s=late_s,
-        left=served[list(parts.left)], notes=notes, router=router,
+        left=served[list(parts.left)], notes=notes, router=router, first_token_from=first_token_from,
         states=parts.states, replica_s=parts.replica_s, engine=parts.engine,
     )  # fmt: skip
 
