@@ -18,7 +18,7 @@ from bstar.catalog.engines import ENGINES, engine_defaults, engine_name, engine_
 from bstar.errors import NotInCatalogError, SpecError
 from bstar.units import GIB
 
-VLLM_PYTHON = Path(os.environ.get("BSTAR_VLLM_PYTHON", "/opt/oracle/venv/bin/python"))
+VLLM_PYTHON = Path(os.environ.get("BSTAR_VLLM_VENV", ".vllm")).absolute() / "bin" / "python"
 
 
 @pytest.mark.parametrize(

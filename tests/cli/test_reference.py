@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-VLLM_PYTHON = Path("/opt/oracle/venv/bin/python")
+VLLM_PYTHON = Path(os.environ.get("BSTAR_VLLM_VENV", ".vllm")).absolute() / "bin" / "python"
 
 
 def test_the_command_line_reference_is_fresh() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import subprocess
@@ -15,7 +16,7 @@ from bstar.codec.build import build_deployment
 from bstar.codec.engine_command import format_command, parse_command
 from bstar.errors import BstarError
 
-VLLM_PYTHON = Path("/opt/oracle/venv/bin/python")
+VLLM_PYTHON = Path(os.environ.get("BSTAR_VLLM_VENV", ".vllm")).absolute() / "bin" / "python"
 ORACLE = Path(__file__).with_name("vllm_parser_oracle.py")
 KEYS = {
     "tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp",

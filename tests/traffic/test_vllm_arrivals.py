@@ -11,7 +11,7 @@ import pytest
 from bstar.traffic.arrivals import Gaps, arrivals, ramp_up
 
 RECORDED = Path(__file__).parent.parent / "data" / "traffic" / "vllm_arrivals.json"
-VLLM = Path(os.environ.get("BSTAR_VLLM_PYTHON", "/opt/oracle/venv/bin/python"))
+VLLM = Path(os.environ.get("BSTAR_VLLM_VENV", ".vllm")).absolute() / "bin" / "python"
 
 
 def ours():
