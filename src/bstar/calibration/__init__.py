@@ -1,0 +1,1 @@
+"""Measurements against predictions: measured points, their replay, error figures, profiles and ranges."""

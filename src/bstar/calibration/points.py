@@ -1,0 +1,217 @@
+"""Files of measured points: CSV with the columns of measured_serving_points.csv or of measured_latency_points.csv.
+
+The header decides the schema; unknown columns are ignored, optional ones may be missing. A row that cannot be read
+becomes a Point with a `fault` that names its column, so that one bad row does not end a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bstar.calibration.point import Point, Pool, Schema
+from bstar.calibration.point_deployments import deployment_of
+from bstar.errors import ConfigError
+
+__all__ = ["LATENCY_COLUMNS", "SERVING_COLUMNS", "Point", "Pool", "deployment_of", "read_points", "read_rows"]
+
+# Columns without which a file is not of that schema.
+SERVING_COLUMNS: Final = ("engine", "model", "gpu", "isl_tokens", "osl_tokens", "concurrency")
+LATENCY_COLUMNS: Final = ("engine", "model", "gpu", "isl", "osl", "load_kind", "load_value")
+_MOST_BYTES: Final = 1 << 28
+_MS: Final = 1e-3
+
+
+class _CellError(Exception):
+    """A cell that is not what its column holds."""
+
+
+def read_points(path: str | Path) -> list[Point]:
+    """The points of a CSV file (also gzipped), in its order. Raises ConfigError for a file that is no such table."""
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"points: {file} cannot be read ({error.strerror})") from None
+    if data[:2] == b"\x1f\x8b":
+        data = _unzipped(data, file)
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"points: {file} is larger than {_MOST_BYTES >> 20} MiB; split it")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"points: {file} is not UTF-8 text (byte {error.start})") from None
+    return read_rows(text, source=str(file))
+
+
+def read_rows(text: str, *, source: str = "points") -> list[Point]:
+    """The points of a CSV text. Raises ConfigError where the header is of neither schema."""
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        names = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = names
+        schema = _schema(names, source)
+        make = serving_point if schema == "serving" else latency_row
+        return [make(row, number) for number, row in _rows(reader)]
+    except csv.Error as error:
+        raise ConfigError(f"points: {source}, line {reader.line_num}: {error}") from None
+
+
+def _unzipped(data: bytes, file: Path) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as zipped:
+            return zipped.read(_MOST_BYTES + 1)
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"points: {file} is not a whole gzip file ({error})") from None
+
+
+def _schema(names: list[str], source: str) -> Schema:
+    repeated = sorted({name for name in names if name and names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"points: {source} has the column {repeated[0]!r} twice")
+    if all(name in names for name in SERVING_COLUMNS):
+        return "serving"
+    if all(name in names for name in LATENCY_COLUMNS):
+        return "latency"
+    columns = LATENCY_COLUMNS if "load_kind" in names else SERVING_COLUMNS
+    missing = [name for name in columns if name not in names]
+    raise ConfigError(f"points: {source} lacks the column {', '.join(missing)}; a file of measured points has "
+                      f"{', '.join(SERVING_COLUMNS)}, or {', '.join(LATENCY_COLUMNS)}")
+
+
+def _rows(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, row) of every row that is not empty; cells that are missing are empty."""
+    for row in reader:
+        cells = {name: (value or "").strip() for name, value in row.items()
+                 if name is not None and not isinstance(value, list)}
+        if any(cells.values()):
+            yield reader.line_num, cells
+
+
+def serving_point(row: Mapping[str, str], number: int = 0) -> Point:
+    """A row of the serving schema."""
+    labels = _labels(row, number)
+    try:
+        return Point(
+            **labels, schema="serving",
+            mode=(row.get("mode") or "agg").lower(), harness=row.get("harness", "").lower(),
+            weight_dtype=row.get("weight_dtype") or None, gemm_dtype=row.get("gemm_quant") or None,
+            moe_dtype=row.get("moe_quant") or None, kv_dtype=row.get("kv_cache_dtype") or None,
+            input_tokens=_tokens(row, "isl_tokens"), output_tokens=_tokens(row, "osl_tokens"),
+            concurrency=_need(row, "concurrency"), num_gpus=_whole(row, "num_gpus"),
+            attention_tp=_whole(row, "attention_tp"), attention_dp=_whole(row, "attention_dp"),
+            expert_parallel=_whole(row, "expert_parallel"), prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
+            ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
+            layout_note=row.get("layout_note", ""), label_note=row.get("label_note", ""),
+        )  # fmt: skip
+    except _CellError as error:
+        return Point(**labels, schema="serving", mode=(row.get("mode") or "agg").lower(), fault=str(error))
+
+
+def latency_row(row: Mapping[str, str], number: int = 0) -> Point:
+    """A row of the latency schema: its labels; `bstar.calibration.latency_points` reads the load."""
+    labels = _labels(row, number)
+    try:
+        return Point(
+            **labels, schema="latency", mode=row.get("load_kind", "").split(" ")[0], harness=row.get("load_kind", ""),
+            weight_dtype=row.get("weight_dtype") or None, kv_dtype=row.get("kv_dtype") or None,
+            input_tokens=_loose(row, "isl"), output_tokens=_loose(row, "osl"),
+            concurrency=_whole(row, "load_value", loose=True) or _whole(row, "max_concurrency", loose=True) or 0,
+            num_gpus=_whole(row, "n_gpus"), attention_tp=_whole(row, "tp"), attention_dp=_whole(row, "dp", loose=True),
+            expert_parallel=_whole(row, "ep", loose=True),
+            ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
+            layout_note=row.get("layout_note", ""), label_note=row.get("label_note", ""),
+        )  # fmt: skip
+    except _CellError as error:
+        return Point(**labels, schema="latency", mode=row.get("load_kind", ""), fault=str(error))
+
+
+def _labels(row: Mapping[str, str], number: int) -> dict[str, Any]:
+    """What can always be read: names as they stand."""
+    return {
+        "id": row.get("id") or f"line {number}", "engine": row.get("engine", ""), "model": row.get("model", ""),
+        "engine_version": row.get("engine_version", ""), "gpu": row.get("gpu", ""),
+        "measured_on": row.get("measured_on", ""), "columns": dict(row),
+    }  # fmt: skip
+
+
+def _pool(row: Mapping[str, str], side: str) -> Pool | None:
+    """The side's columns; None where the row has none of them."""
+    def read(name: str) -> int | None:
+        return _whole(row, f"{side}_{name}")
+
+    tp, dp = read("tp_size"), read("attention_dp_size")
+    if tp is None and dp is None and read("num_workers") is None:
+        return None
+    return Pool(
+        workers=read("num_workers"), tp=tp or 1, pp=read("pp_size") or 1, attention_dp=dp or 1,
+        moe_tp=read("moe_tp_size"), moe_ep=read("moe_ep_size"), batch_size=read("batch_size"),
+    )  # fmt: skip
+
+
+def _number(row: Mapping[str, str], column: str) -> float | None:
+    text = row.get(column, "")
+    if not text or text.lower() in ("nan", "none", "null", "n/a"):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise _CellError(f"{column}: {text[:60]!r} is not a number")
+    return value
+
+
+def _whole(row: Mapping[str, str], column: str, *, loose: bool = False) -> int | None:
+    """A count, at least 1 (0 and blank: the row does not say). loose: what is no count is not said either."""
+    try:
+        value = _number(row, column)
+    except _CellError:
+        if loose:
+            return None
+        raise
+    if value is None or value == 0:
+        return None
+    if value != int(value) or not 1 <= value <= 1e9:
+        if loose:
+            return None
+        raise _CellError(f"{column}: must be a whole number of at least 1, is {row[column][:60]!r}")
+    return int(value)
+
+
+def _need(row: Mapping[str, str], column: str) -> int:
+    value = _whole(row, column)
+    if value is None:
+        raise _CellError(f"{column}: is empty; a point needs it")
+    return value
+
+
+def _tokens(row: Mapping[str, str], column: str) -> float:
+    """A length, which may be a mean."""
+    value = _number(row, column)
+    if value is None or not 1 <= value <= 1e8:
+        raise _CellError(f"{column}: must be a number of tokens of at least 1, is {row.get(column, '')[:60]!r}")
+    return value
+
+
+def _loose(row: Mapping[str, str], column: str) -> float:
+    """A length, 0 where the cell is not one number."""
+    try:
+        return max(_number(row, column) or 0.0, 0.0)
+    except _CellError:
+        return 0.0
+
+
+def _seconds(row: Mapping[str, str], column: str) -> float | None:
+    """Milliseconds of the file in seconds; 0 and blank: not measured."""
+    value = _number(row, column)
+    if value is not None and value < 0:
+        raise _CellError(f"{column}: must not be negative, is {row[column][:60]!r}")
+    return None if not value else value * _MS
+
+
