@@ -16,7 +16,6 @@ import bstar
 from bstar.catalog.devices import all_devices, device_ids, get_device
 from bstar.errors import SpecError
 from bstar.latency import decode_curve, decode_step_time, prefill_time, step_time, step_times_s
-from bstar.latency.efficiency import engine_overhead, kernel_set, link_for
 from bstar.latency.step_model import BOUNDS
 from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import kv_bytes_per_sequence
@@ -170,54 +169,10 @@ def test_a_narrow_cache_is_read_faster() -> None:
     assert decode_step_time(narrow, 64, 30_000).expected_s < 0.7 * decode_step_time(wide, 64, 30_000).expected_s
 
 
-def test_every_constant_is_an_efficiency_or_a_time() -> None:
-    for capability in (None, 70, 80, 86, 89, 90, 100, 103, 120):
-        kernels = kernel_set(capability)
-        tables = [*kernels.gemm.values(), *kernels.moe_gemm.values(), *kernels.attention_decode.values(),
-                  kernels.attention_prefill, kernels.elementwise, kernels.state]
-        for kernel in tables:
-            assert 0 < kernel.compute <= 1
-            assert 0 < kernel.memory <= 1
-            assert 0 <= kernel.t0_s < 1e-4
-        assert kernels.source
-        assert kernels.provenance in ("fitted", "assumed")
-        assert 0 < kernels.graph_fraction <= 1
-    assert kernel_set(None).provenance == "assumed"
-
-
-def test_links_and_engines_that_are_not_known_are_refused() -> None:
-    with pytest.raises(SpecError, match="overhead profile"):
-        engine_overhead("triton")
-    device = replace(get_device("h100-sxm-80gb"), inter_node=None)
-    with pytest.raises(SpecError, match="16 GPUs cannot work together"):
-        link_for(device, 16, engine_overhead("vllm"))
-    inside, across = (link_for(get_device("h100-sxm-80gb"), n, engine_overhead("vllm")) for n in (8, 16))
-    assert (inside.kind, across.kind) == ("nvlink", "network")
-    assert link_for(get_device("l40s"), 2, engine_overhead("vllm")).kind == "pcie"
-
-
 def test_a_batch_or_context_that_makes_no_sense_is_refused() -> None:
     for batch, context in ((0, 100), (-1, 100), (1, -5)):
         with pytest.raises(SpecError):
             decode_step_time(deploy(), batch, context)
-
-
-def test_a_geforce_reaches_more_of_its_halved_peak_and_not_more_flops() -> None:
-    full, half = kernel_set(89), kernel_set(89, half_rate_accumulation=True)
-    assert full.gemm["bf16"].compute < half.gemm["bf16"].compute <= 0.95
-    for name in full.gemm:
-        assert half.gemm[name].compute <= 2 * full.gemm[name].compute
-    assert half.gemm["int8"] == full.gemm["int8"]
-    assert get_device("rtx-4090").half_rate_accumulation
-    assert not get_device("l40s").half_rate_accumulation
-
-
-def test_a_card_without_inline_ecc_has_the_check_bits_bandwidth() -> None:
-    with_ecc, without = kernel_set(89, inline_ecc=True), kernel_set(89)
-    assert without.gemm["bf16"].memory == pytest.approx(with_ecc.gemm["bf16"].memory * 16 / 15)
-    assert kernel_set(90) == kernel_set(90, inline_ecc=True)  # HBM: nothing to give back
-    assert get_device("l40s").inline_ecc
-    assert not get_device("rtx-4090").inline_ecc
 
 
 @pytest.mark.parametrize("device", [d for d in all_devices() if d.vendor == "nvidia" and d.nvml_memory_bytes])

@@ -114,13 +114,13 @@ def test_series_add_up() -> None:
 
 def test_a_request_alone_is_what_the_steps_take() -> None:
     from bstar.latency import decode_step_time, prefill_time
-    from bstar.latency.efficiency import engine_overhead
+    from bstar.latency.constants import constants_for
 
     d = deployed(async_scheduling=False)
     load = Traffic(arrival_s=np.array([1.0]), input_tokens=np.array([600]), output_tokens=np.array([5]))
     for engine in ("reference", "auto"):
         result = simulate(d, load, engine=engine)  # type: ignore[arg-type]
-        beside = engine_overhead("vllm").per_request_s
+        beside = constants_for(d)["request_s"]
         assert result.ttft_s[0] == pytest.approx(beside + prefill_time(d, 600).expected_s, rel=1e-9)
         gaps = [decode_step_time(d, 1, 600 + k).expected_s for k in range(1, 5)]
         assert result.finish_s[0] - result.first_token_s[0] == pytest.approx(sum(gaps), rel=1e-9)

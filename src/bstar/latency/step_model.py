@@ -18,22 +18,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.latency.efficiency import (
-    EngineOverhead,
-    Kernel,
-    KernelSet,
-    engine_overhead,
-    kernel_set,
-    link_for,
-)
-from bstar.latency.host_weights import host_reads
-from bstar.physics.arithmetic import computed_dtype, fallback_note
-from bstar.physics.operators import CompiledStep, compiled_step
+from bstar.latency.constants import Constants, constants_for
+from bstar.latency.frame import frame_for
+from bstar.physics.operators import CompiledStep
 from bstar.physics.statistics import count
-from bstar.physics.work import Work
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
-from bstar.specs.formats import FORMATS, KvFormat
 
 FloatArray = NDArray[np.float64]
 Bound = Literal["weight_bandwidth", "kv_bandwidth", "compute", "communication", "overhead"]
@@ -97,6 +87,8 @@ class StepModel:
     miss: FloatArray
     row_index: NDArray[np.int64]
     smoothing: float
+    constants: Constants
+    layers_s: float
     per_step_s: float
     per_sequence_s: float
     pipeline_stages: int
@@ -166,7 +158,7 @@ class StepModel:
         return OperatorTimes(
             fixed=work.fixed, body=body, compute_bound=work.compute > memory,
             cache_share=work.cache / np.maximum(memory, 1e-30),
-            engine=self.per_step_s * self.pipeline_stages + self.per_sequence_s * work.sequences,
+            engine=self.per_step_s * self.pipeline_stages + self.layers_s + self.per_sequence_s * work.sequences,
         )  # fmt: skip
 
     def expected_s(self, values: FloatArray) -> FloatArray:
@@ -188,100 +180,55 @@ def _column(vector: FloatArray, one: bool) -> FloatArray:
     return vector if one else vector[:, None]
 
 
-_CACHE: OrderedDict[int, tuple[Deployment, StepModel]] = OrderedDict()
-_CACHE_SIZE: Final = 128
+_CACHE: OrderedDict[tuple[int, int], tuple[Deployment, Constants, StepModel]] = OrderedDict()
+_CACHE_SIZE: Final = 256
 
 
-def step_model(deployment: Deployment) -> StepModel:
-    """The step model of `deployment`, built once (kept by identity, so that a look-up costs no hashing)."""
-    found = _CACHE.get(id(deployment))
-    if found is not None and found[0] is deployment:
-        return found[1]
-    model = _build(deployment)
-    _CACHE[id(deployment)] = (deployment, model)
+def step_model(deployment: Deployment, constants: Constants | None = None) -> StepModel:
+    """The step model of `deployment` (with its own constants, or others), kept by identity: a look-up hashes nothing.
+
+    Raises SpecError for an engine or a link that is not known.
+    """
+    if constants is None:
+        constants = constants_for(deployment)
+    key = id(deployment), id(constants)
+    found = _CACHE.get(key)
+    if found is not None and found[0] is deployment and found[1] is constants:
+        return found[2]
+    model = build_step_model(deployment, constants)
+    _CACHE[key] = (deployment, constants, model)
     if len(_CACHE) > _CACHE_SIZE:
         _CACHE.popitem(last=False)
     return model
 
 
-def _build(deployment: Deployment) -> StepModel:
-    device, overhead = deployment.device, engine_overhead(deployment.engine.name)
-    step = compiled_step(deployment.model, deployment.parallel, deployment.kv_format, "all")
-    kernels = kernel_set(
-        device.compute_capability, half_rate_accumulation=device.half_rate_accumulation, inline_ecc=device.inline_ecc)
-    n = len(step.works)
-    peak, effective_peak = np.full(n, np.inf), np.full(n, np.inf)
-    effective_bandwidth, fixed = np.empty(n), np.empty(n)
-    launch_share = 1.0 if deployment.engine.enforce_eager else kernels.graph_fraction
-    notes: dict[str, None] = {}
-    for i, work in enumerate(step.works):
-        if work.collective is not None:
-            ranks = _span(deployment, work)
-            link = link_for(device, ranks, overhead)
-            effective_bandwidth[i] = link.bandwidth_bytes_per_s * link.efficiency
-            fixed[i] = step.launches[i] * link.latency_s
-            continue
-        computed = None
-        if work.compute_dtype is not None:
-            computed = computed_dtype(device, work.compute_dtype)
-            peak[i] = device.peak(computed)
-            note = fallback_note(device, work.compute_dtype)
-            if note is not None:
-                notes[note] = None
-        kernel = _kernel_of(work, kernels, overhead, deployment.kv_format, computed)
-        effective_peak[i] = peak[i] * kernel.compute
-        effective_bandwidth[i] = device.bandwidth_bytes_per_s * kernel.memory
-        fixed[i] = step.launches[i] * kernel.t0_s * launch_share
-    names = tuple(dict.fromkeys(w.name for w in step.works))
-    collective = np.array([w.collective is not None for w in step.works])
-    moved = step.reads + np.where(collective[:, None], 0.0, step.writes)
-    local = np.where(collective, 0.0, 1.0)[:, None]
-    bandwidth = device.bandwidth_bytes_per_s
+def build_step_model(deployment: Deployment, constants: Constants) -> StepModel:
+    """A step model that nothing keeps (a fit builds thousands)."""
+    frame = frame_for(deployment)
+    step, c = frame.step, np.append(constants.array(frame.constants), 1.0)
+    compute = np.minimum(c[frame.compute] * c[frame.scale_compute], 1.0)
+    memory = np.minimum(c[frame.memory] * c[frame.scale_memory], 1.0)
+    launch = 1.0 if deployment.engine.enforce_eager else constants["graph_fraction"]
+    effective = frame.bandwidth * memory
+    collective = frame.collective[:, None]
+    moved = step.reads + np.where(collective, 0.0, step.writes)
+    share, bus = frame.host_share, frame.bus_s_per_byte
     routed = np.flatnonzero(step.routed)
-    host = host_reads(deployment, step)
     return StepModel(
-        step=step, collective=collective, smoothing=kernels.smoothing, fixed_s=fixed, names=names, notes=tuple(notes),
+        step=step, collective=frame.collective, smoothing=constants["smoothing"], names=frame.names, notes=frame.notes,
+        constants=constants, fixed_s=step.launches * c[frame.fixed] * np.where(frame.launch_share, launch, 1.0),
         rates=np.stack([
-            step.flops / effective_peak[:, None], moved / effective_bandwidth[:, None],
-            step.kv_reads / effective_bandwidth[:, None], step.flops / peak[:, None],
-            local * step.kv_reads / bandwidth,
+            step.flops / (frame.peak * compute)[:, None], moved / effective[:, None],
+            step.kv_reads / effective[:, None], step.flops / frame.peak[:, None],
+            np.where(collective, 0.0, step.kv_reads / frame.bandwidth[:, None]),
         ]),
-        weights_s=step.weight_bytes * ((1 - host.share) / effective_bandwidth + host.share * host.s_per_byte),
-        light_weights_s=step.weight_bytes * ((1 - host.share) / bandwidth + host.share * host.light_s_per_byte),
+        weights_s=step.weight_bytes * ((1 - share) / effective + share * bus / constants["host_bus.bandwidth"]),
+        light_weights_s=step.weight_bytes * ((1 - share) / frame.bandwidth + share * bus),
         streaming=np.flatnonzero([w.kind == "attention_decode" for w in step.works]),
         rounded=np.flatnonzero([bool(w.flops) and w.kind != "attention_decode" for w in step.works]),
         routed=routed, miss=step.miss_base[routed], row_index=step.rows.argmax(axis=1),
-        per_step_s=overhead.per_step_s, per_sequence_s=overhead.per_sequence_s,
-        pipeline_stages=deployment.parallel.pp,
-        name_matrix=np.array([[float(w.name == name) for w in step.works] for name in names]),
-        sequences_index=step.statistics.index(count("sequences")),
-        provenance="assumed" if "assumed" in (kernels.provenance, overhead.provenance) else kernels.provenance,
+        layers_s=frame.layers * constants["layer_s"] + frame.moe_layers * constants["moe_layer_s"],
+        per_step_s=constants["step_s"], per_sequence_s=constants["sequence_s"],
+        pipeline_stages=deployment.parallel.pp, name_matrix=frame.name_matrix,
+        sequences_index=step.statistics.index(count("sequences")), provenance=constants.provenance,
     )  # fmt: skip
-
-
-def _span(deployment: Deployment, work: Work) -> int:
-    """Devices that a collective spans: a pipeline hop may cross a node though it joins two ranks."""
-    assert work.collective is not None
-    if work.collective.kind == "p2p":
-        return deployment.parallel.devices_per_copy
-    return work.collective.ranks
-
-
-def _kernel_of(
-    work: Work, kernels: KernelSet, overhead: EngineOverhead, kv: KvFormat, computed: str | None
-) -> Kernel:
-    if work.kind in ("gemm", "moe_gemm"):
-        fmt = FORMATS.get(work.weight_format)
-        kind = kernels.gemm_class(work.weight_format, fmt.bits if fmt else 16, computed or "", work.compute_dtype or "")
-        table = kernels.gemm if work.kind == "gemm" else kernels.moe_gemm
-        kernel = table.get(kind, table["bf16"])
-        if work.kind == "moe_gemm":
-            # Two grouped GEMMs a layer carry the layer's routing and sorting.
-            return Kernel(
-                t0_s=kernel.t0_s + overhead.per_moe_layer_s / 2, compute=kernel.compute, memory=kernel.memory)
-        return kernel
-    if work.kind == "attention_decode":
-        return kernels.attention_decode["narrow" if kv.bits < 16 else "wide"]
-    if work.kind == "attention_prefill":
-        return kernels.attention_prefill
-    return kernels.state if work.kind == "state" else kernels.elementwise

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.latency.efficiency import engine_overhead
+from bstar.latency.constants import constants_for
 from bstar.latency.step_model import StepModel, step_model
 from bstar.latency.times import decode_curve
 from bstar.physics.batch import BatchShape
@@ -138,6 +138,6 @@ def replica_of(
         token_budget=deployment.engine.max_num_batched_tokens, room_sequences=room_sequences,
         context_cv=context_cv, pipeline_stages=deployment.parallel.pp,
         attention_dp=deployment.parallel.attention_dp,
-        request_s=engine_overhead(deployment.engine.name).per_request_s,
+        request_s=constants_for(deployment)["request_s"],
         prefill_lag_steps=1.0 if deployment.engine.async_scheduling else 0.0,
     )  # fmt: skip

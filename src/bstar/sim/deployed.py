@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bstar.errors import InfeasibleError
-from bstar.latency.efficiency import engine_overhead
+from bstar.latency.constants import Constants, constants_for
 from bstar.latency.step_model import StepModel, step_model
 from bstar.physics.batch import BatchShape
 from bstar.physics.memory import memory_budget
@@ -30,8 +30,10 @@ class DeployedEngine:
     per_request_s: float
 
 
-def deployed_engine(deployment: Deployment) -> DeployedEngine:
-    """The engine of `deployment`. Raises InfeasibleError where it would not start."""
+def deployed_engine(deployment: Deployment, constants: Constants | None = None) -> DeployedEngine:
+    """The engine of `deployment`, with its own constants or others. InfeasibleError where it would not start."""
+    if constants is None:
+        constants = constants_for(deployment)
     engine, parallel = deployment.engine, deployment.parallel
     budget = memory_budget(deployment)
     if not budget.fits:
@@ -46,8 +48,8 @@ def deployed_engine(deployment: Deployment) -> DeployedEngine:
         async_scheduling=engine.async_scheduling,
     )  # fmt: skip
     return DeployedEngine(
-        deployment=deployment, settings=settings, model=step_model(deployment),
-        replicas=parallel.dp * parallel.attention_dp, per_request_s=engine_overhead(engine.name).per_request_s,
+        deployment=deployment, settings=settings, model=step_model(deployment, constants),
+        replicas=parallel.dp * parallel.attention_dp, per_request_s=constants["request_s"],
     )  # fmt: skip
 
 

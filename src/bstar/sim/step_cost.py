@@ -162,7 +162,7 @@ class _Sorter:
             span_limit=np.array([limit for limit, _ in reach], dtype=np.int64),
             span_restarts=np.array([int(restarts) for _, restarts in reach], dtype=np.int64),
             token_s=by_tokens, sampled_s=by_sampled, linear=linear, prompt_fixed_s=float(fixed[2]),
-            decode_fixed_s=float(fixed[1]), step_s=float(fixed[0] + m.per_step_s * m.pipeline_stages),
+            decode_fixed_s=float(fixed[1]), step_s=float(fixed[0] + m.layers_s + m.per_step_s * m.pipeline_stages),
             row_compute=np.array([r[0] for r in rows]).reshape(-1, len(linear)),
             row_memory=np.array([r[1] for r in rows]).reshape(-1, len(linear)),
             row_base=np.array([r[2] for r in rows]), row_phase=np.array([r[3] for r in rows], dtype=np.int64),
