@@ -111,6 +111,8 @@ def _vllm(d: Deployment, model: str) -> list[str]:
         e.max_num_seqs, e.max_num_batched_tokens, query_tokens=1 + e.num_speculative_tokens))
     if e.long_prefill_token_threshold != defaults.long_prefill_token_threshold:
         words += ["--long-prefill-token-threshold", str(e.long_prefill_token_threshold)]
+    if e.stream_interval != defaults.stream_interval:
+        words += ["--stream-interval", str(e.stream_interval)]
     if e.scheduling_policy != defaults.scheduling_policy:
         words += ["--scheduling-policy", e.scheduling_policy]
     if e.num_gpu_blocks_override is not None:
@@ -165,6 +167,19 @@ def _sglang(d: Deployment, model: str) -> list[str]:
         words.append("--disable-cuda-graph")
     if e.num_gpu_blocks_override is not None:
         words += ["--max-total-tokens", str(e.num_gpu_blocks_override * (e.block_size or 1))]
+    return words + _sglang_scheduler(d)
+
+
+def _sglang_scheduler(d: Deployment) -> list[str]:
+    e = d.engine
+    words = ["--enable-mixed-chunk"] if e.enable_mixed_chunk else []
+    for flag, value, default in (
+        ("max-prefill-tokens", e.max_prefill_tokens, None), ("stream-interval", e.stream_interval, 1),
+        ("scheduler-recv-interval", e.scheduler_recv_interval, 1),
+        ("schedule-conservativeness", e.schedule_conservativeness, 1.0),
+    ):
+        if value != default:
+            words += [f"--{flag}", f"{value:g}"]
     return words
 
 

@@ -32,7 +32,9 @@ def trtllm_options(options: Mapping[str, Any], settings: Settings, unmodelled: l
     """The keys of trtllm-serve's options file (--config, --extra_llm_api_options), which win over the flags."""
     plain = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "moe_expert_parallel_size": "ep",
              "max_batch_size": "max_num_seqs", "max_num_tokens": "max_num_batched_tokens",
-             "max_seq_len": "max_model_len", "enable_chunked_prefill": "enable_chunked_prefill"}
+             "max_seq_len": "max_model_len", "enable_chunked_prefill": "enable_chunked_prefill",
+             "stream_interval": "stream_interval", "batch_wait_timeout_iters": "batch_wait_timeout_iters",
+             "batch_wait_max_tokens_ratio": "batch_wait_max_tokens_ratio"}
     for key, value in options.items():
         if key in plain:
             settings[plain[key]] = value

@@ -28,7 +28,7 @@ _INTEGERS = {
     "max_num_batched_tokens": "max_num_batched_tokens", "block_size": "block_size",
     "num_gpu_blocks_override": "num_gpu_blocks_override", "kv_cache_memory_bytes": "kv_cache_memory_bytes",
     "long_prefill_token_threshold": "long_prefill_token_threshold", "max_cudagraph_capture_size": "cudagraph_max_size",
-    "num_speculative_tokens": "num_speculative_tokens",
+    "num_speculative_tokens": "num_speculative_tokens", "stream_interval": "stream_interval",
 }  # fmt: skip
 _SWITCHES = {
     "enable_prefix_caching": "enable_prefix_caching", "enable_chunked_prefill": "enable_chunked_prefill",
@@ -293,7 +293,9 @@ SGLANG: dict[str, Handler] = {
     "disable_cuda_graph": truth("enforce_eager"), "cuda_graph_max_bs": integer("cudagraph_max_size"),
     "cuda_graph_bs": capture_sizes, "disable_overlap_schedule": truth("async_scheduling", negate=True),
     "quantization": _quantization, "dtype": _dtype, "max_total_tokens": integer("max_total_tokens"),
-    "json_model_override_args": _config_keys,
+    "json_model_override_args": _config_keys, "stream_interval": integer("stream_interval"),
+    "scheduler_recv_interval": integer("scheduler_recv_interval"), "max_prefill_tokens": integer("max_prefill_tokens"),
+    "schedule_conservativeness": number("schedule_conservativeness"), "enable_mixed_chunk": truth("enable_mixed_chunk"),
 }  # fmt: skip
 
 TRTLLM: dict[str, Handler] = {

@@ -29,12 +29,16 @@ MAX_BYTES = 1 << 20
 _INTEGERS = frozenset({
     "tp", "pp", "dp", "attention_dp", "ep", "dcp", "gpu_memory_bytes", "max_num_seqs", "max_num_batched_tokens",
     "max_model_len", "block_size", "cudagraph_max_size", "long_prefill_token_threshold", "num_gpu_blocks_override",
-    "kv_cache_memory_bytes", "num_speculative_tokens", "cpu_offload_bytes",
+    "kv_cache_memory_bytes", "num_speculative_tokens", "cpu_offload_bytes", "stream_interval",
+    "scheduler_recv_interval", "max_prefill_tokens", "batch_wait_timeout_iters",
 })  # fmt: skip
-_NUMBERS = frozenset({"gpu_memory_utilization", "bandwidth_bytes_per_s", "price_usd_per_hour"})
+_NUMBERS = frozenset({
+    "gpu_memory_utilization", "bandwidth_bytes_per_s", "price_usd_per_hour", "schedule_conservativeness",
+    "batch_wait_max_tokens_ratio",
+})
 _SWITCHES = frozenset({
     "enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager",
-    "estimate_cudagraph_memory", "strict_version", "allow_long_max_model_len",
+    "estimate_cudagraph_memory", "strict_version", "allow_long_max_model_len", "enable_mixed_chunk",
 })
 _SIZES = frozenset({"gpu_memory_bytes", "kv_cache_memory_bytes", "cpu_offload_bytes", "bandwidth_bytes_per_s"})
 

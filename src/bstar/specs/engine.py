@@ -27,6 +27,13 @@ class EngineSettings:
                             "ngram", "eagle3", …); None: the checkpoint's own prediction layers
     cpu_offload_bytes       weights of each GPU that stay in host memory and are read over the bus every step
                             (vLLM --cpu-offload-gb)
+    stream_interval         tokens between two messages to the client
+    scheduler_recv_interval SGLang: decode steps between two looks at newly arrived requests
+    max_prefill_tokens      SGLang: prompt tokens of a step, for all but its first prompt; None: the engine's default
+    schedule_conservativeness  SGLang: share of the running answers' room that admission keeps free, times 0.7
+    enable_mixed_chunk      SGLang: decoding requests ride along in prompt steps
+    batch_wait_timeout_iters, batch_wait_max_tokens_ratio   TensorRT-LLM: prompts wait for up to so many steps until
+                            those that wait fill this share of max_num_batched_tokens (0: they do not wait)
     unmodelled              flags that were given and that bstar does not model, as written
     config_overrides        JSON of the keys that replace the model's config (--hf-overrides), already applied
     notes                   what the engine would say of these settings, one line each
@@ -53,6 +60,13 @@ class EngineSettings:
     estimate_cudagraph_memory: bool | None = None
     speculative_method: str | None = None
     cpu_offload_bytes: int = 0
+    stream_interval: int = 1
+    scheduler_recv_interval: int = 1
+    max_prefill_tokens: int | None = None
+    schedule_conservativeness: float = 1.0
+    enable_mixed_chunk: bool = False
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
     unmodelled: tuple[str, ...] = ()
     config_overrides: str | None = None
     notes: tuple[str, ...] = ()
@@ -65,6 +79,8 @@ class EngineSettings:
         for name, least in (
             ("cudagraph_max_size", 0), ("long_prefill_token_threshold", 0), ("num_speculative_tokens", 0),
             ("cpu_offload_bytes", 0), ("num_gpu_blocks_override", 1), ("kv_cache_memory_bytes", 1),
+            ("stream_interval", 1), ("scheduler_recv_interval", 1), ("max_prefill_tokens", 1),
+            ("batch_wait_timeout_iters", 0), ("schedule_conservativeness", 0), ("batch_wait_max_tokens_ratio", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
