@@ -6,10 +6,10 @@ nearest deployment that works is taken and a note says so. Only a model or a GPU
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
+from math import ceil, gcd
 from typing import Any, Final, Literal
 
 from bstar.calibration.point import Point, Pool
@@ -20,6 +20,7 @@ from bstar.errors import BstarError, SpecError
 from bstar.physics.partition import check_parallel
 from bstar.specs.attention import LatentAttention
 from bstar.specs.deployment import Deployment
+from bstar.specs.engine import EngineSettings
 from bstar.specs.formats import tensor_format
 from bstar.specs.model import ModelSpec
 
@@ -65,13 +66,11 @@ def deployment_of(point: Point, *, side: Side | None = None) -> Deployment:
     model, of_dtype = _model(point.model, point.weight_dtype or "")
     notes += of_dtype
     version = f"@{point.engine_version}" if point.engine_version else ""
-    flags = run_flags(point, side)
     first: BstarError | None = None
     for layout in _layouts(point, model, engine, side):
         try:
             found = build_deployment(
-                model, point.gpu, tp=layout.tp, pp=layout.pp, dp=layout.dp, attention_dp=layout.attention_dp,
-                ep=layout.ep, engine=engine + version, strict_version=False, **flags)
+                model, point.gpu, engine=engine + version, strict_version=False, **run_flags(point, layout))
         except SpecError as error:
             first = first or error
             continue
@@ -81,9 +80,18 @@ def deployment_of(point: Point, *, side: Side | None = None) -> Deployment:
             continue
         if first is not None:
             notes += (f"layout taken as {layout.note}, because of the labelled one: {first}",)
-        said = (*found.engine.notes, *notes)
-        return replace(found, engine=replace(found.engine, notes=said))
+        return replace(found, engine=_admitting(found.engine, point, notes))
     raise first or SpecError("layout: the row's GPUs cannot be laid out for the model")
+
+
+def _admitting(engine: EngineSettings, point: Point, notes: tuple[str, ...]) -> EngineSettings:
+    """The settings with `notes`, and with a token budget that admits the point's prompts."""
+    longest = ceil(point.input_tokens)
+    budget = engine.max_num_batched_tokens
+    if not engine.enable_chunked_prefill and budget < longest:
+        notes += (f"max_num_batched_tokens taken as {longest}: prompts are not chunked",)
+        budget = longest
+    return replace(engine, max_num_batched_tokens=budget, notes=(*engine.notes, *notes))
 
 
 def engine_name(text: str) -> tuple[str, tuple[str, ...]]:
@@ -98,17 +106,25 @@ def engine_name(text: str) -> tuple[str, tuple[str, ...]]:
     return "vllm", (f"engine {text[:40]!r} is not known: taken for vllm",)
 
 
-def run_flags(point: Point, side: Side | None = None) -> Mapping[str, Any]:
-    """Keywords of `build_deployment` that the point's harness served with (`side` of a disaggregated one)."""
+def run_flags(point: Point, layout: Layout) -> dict[str, Any]:
+    """Keywords of `build_deployment` that the point's harness served with, those of the layout among them."""
+    of_layout = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "attention_dp": layout.attention_dp,
+                 "ep": layout.ep}
+    of_row = {"kv_cache_dtype": point.kv_dtype} if point.kv_dtype else {}
     longest = int(point.input_tokens + point.output_tokens) + _SPARE_TOKENS
-    flags: dict[str, Any] = {
-        "enable_prefix_caching": False,  # random prompts share nothing
-        "max_model_len": longest, "allow_long_max_model_len": True,
-    }  # fmt: skip
-    if point.kv_dtype:
-        flags["kv_cache_dtype"] = point.kv_dtype
-    if point.harness == "inferencex" and side is None:
-        flags["max_num_seqs"] = point.concurrency
+    common = of_layout | {"enable_prefix_caching": False, "allow_long_max_model_len": True}  # prompts share nothing
+    if point.harness != "inferencex" or point.is_disaggregated:
+        return common | {"max_model_len": longest} | of_row
+    from bstar.catalog.run_settings import run_settings
+
+    found = run_settings(
+        engine_name(point.engine)[0], point.gpu, point.model, point.weight_dtype or "",
+        isl_tokens=ceil(point.input_tokens), osl_tokens=ceil(point.output_tokens), concurrency=point.concurrency,
+        tp=layout.tp, attention_dp=layout.attention_dp, ep=layout.ep, measured_on=point.measured_on or None)
+    flags = common | found.flags | of_row
+    if flags.pop("enable_expert_parallel", False) and layout.tp * layout.attention_dp > 1:
+        flags["ep"] = layout.tp * layout.attention_dp
+    flags["max_model_len"] = max(int(flags.get("max_model_len") or longest), longest - _SPARE_TOKENS + 8)
     return flags
 
 

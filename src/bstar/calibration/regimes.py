@@ -1,0 +1,69 @@
+"""What held an engine back while it served a load: read off the simulation's step log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bstar.calibration.point import Point
+from bstar.latency import decode_step_time
+from bstar.sim.deployed import DeployedEngine
+from bstar.sim.steps import StepLog
+
+# A load queues where on average this share of its clients has no place in the engine.
+_QUEUED = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """Where an engine stood.
+
+    bound_by           what most of the time of a decode step goes to; or what keeps clients waiting
+                       ("kv_capacity", "max_num_seqs", "queueing")
+    batch              mean sequences per decode step of a whole replica
+    prefill_fraction   share of the busy time in steps that hold prompt tokens
+    waiting_fraction   mean share of the clients that wait for a place
+    kv_usage_fraction  the most of the KV cache that was in use
+    floor_s            a decode step at that batch at the speed of light
+    """
+
+    bound_by: str
+    batch: float
+    prefill_fraction: float
+    waiting_fraction: float
+    kv_usage_fraction: float
+    preemptions: int
+    floor_s: float
+
+
+def regime_of(deployed: DeployedEngine, logs: Sequence[StepLog], weights: Sequence[int], point: Point) -> Regime:
+    """The regime of the engine with the most clients (the others are alike)."""
+    log = logs[int(np.argmax(weights))]
+    seconds = log.duration_s
+    busy = float(seconds.sum()) or 1.0
+    decodes = np.where(log.prompt_tokens > 0, 0, log.sequences)
+    spent = float(seconds[log.prompt_tokens == 0].sum())
+    batch = float(decodes @ seconds) / spent if spent > 0 else float(log.sequences @ seconds) / busy
+    batch = max(batch, 1.0) * deployed.deployment.parallel.attention_dp
+    context = point.input_tokens + point.output_tokens / 2.0
+    step = decode_step_time(deployed.deployment, batch, context)
+    running = float(log.running @ seconds) / busy
+    waiting = float(log.waiting @ seconds) / busy
+    queued = waiting / max(running + waiting, 1.0)
+    usage = log.max_kv_usage()
+    return Regime(
+        bound_by=_queue(deployed, queued, usage, running) or step.bound_by, batch=batch,
+        prefill_fraction=float(seconds[log.prompt_tokens > 0].sum()) / busy, waiting_fraction=queued,
+        kv_usage_fraction=usage, preemptions=int(log.preempted.sum()), floor_s=step.floor_s,
+    )  # fmt: skip
+
+
+def _queue(deployed: DeployedEngine, queued: float, usage: float, running: float) -> str | None:
+    """What keeps clients waiting; None: few do."""
+    if queued < _QUEUED:
+        return None
+    if usage > 0.9:
+        return "kv_capacity"
+    return "max_num_seqs" if running > 0.9 * deployed.settings.seat_limit else "queueing"

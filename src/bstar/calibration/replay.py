@@ -1,0 +1,190 @@
+"""What bstar predicts for a measured point: its load through its deployment, as its harness ran it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from bstar.calibration.loads import load_of
+from bstar.calibration.point import Point
+from bstar.calibration.point_deployments import deployment_of
+from bstar.calibration.regimes import Regime, regime_of
+from bstar.catalog.devices import with_overrides
+from bstar.errors import BstarError, InfeasibleError, SpecError
+from bstar.latency import decode_step_time, prefill_time
+from bstar.sim.deployed import DeployedEngine, deployed_engine
+from bstar.sim.stepwise import EngineRun
+from bstar.sim.ways import way_of
+from bstar.specs.deployment import Deployment
+from bstar.traffic.load import Traffic
+
+# Where the memory model says no and the row was measured: how much more memory to grant, the first that does.
+_MEMORY_FACTORS: Final = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is expected of a point; means over its requests, the initial burst included.
+
+    ttft_s, tpot_s   None where there is none: `reason` says why
+    floor_s          TPOT that physics allows at the batch that the simulation found: no engine is faster
+    regime           what held the engine back
+    notes            what was assumed
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    floor_s: float | None = None
+    reason: str | None = None
+    regime: Regime | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineShare:
+    """`engines` equal engines that each serve the clients of `load`, and the run of one of them."""
+
+    engines: int
+    load: Traffic
+    run: EngineRun
+
+    @property
+    def clients(self) -> int:
+        return self.engines * (self.load.concurrency or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replayed:
+    """The simulation behind a prediction."""
+
+    deployed: DeployedEngine
+    shares: tuple[EngineShare, ...]
+    notes: tuple[str, ...] = ()
+
+
+def replay(point: Point, deployment: Deployment | None = None, constants: Any = None) -> Prediction:
+    """The prediction for `point` on `deployment` (None: the one that its row names).
+
+    constants   latency constants that replace the deployment's own
+    Never raises a BstarError: what cannot be answered has a reason.
+    """
+    try:
+        if point.fault is not None:
+            return Prediction(reason=point.fault)
+        if point.schema == "latency":
+            return _latency(point, deployment, constants)
+        if point.is_disaggregated:
+            return _disaggregated(point, constants)
+        found = deployment_of(point) if deployment is None else deployment
+        return predict(point, replayed(point, found, constants))
+    except BstarError as error:
+        return Prediction(reason=" ".join(str(error).split()))
+
+
+def replayed(point: Point, deployment: Deployment, constants: Any = None) -> Replayed:
+    """The point's load through `deployment`: every engine behind its endpoint gets its share of the clients.
+
+    Raises InfeasibleError or SpecError where the deployment cannot serve it with any memory.
+    """
+    first: BstarError | None = None
+    for tried, note in _with_room(deployment):
+        try:
+            deployed = _deployed(tried, constants)
+            shares = tuple(_shares(point, deployed))
+        except (InfeasibleError, SpecError) as error:
+            first = first or error
+            continue
+        notes = deployment.engine.notes
+        if note:
+            notes += (f"{note}: it was measured, though {first}",)
+        return Replayed(deployed=deployed, shares=shares, notes=notes)
+    assert first is not None
+    raise first
+
+
+def predict(point: Point, found: Replayed) -> Prediction:
+    """Means over the requests of all engines that count."""
+    means = np.array([_means(share) for share in found.shares])
+    weights = [share.clients for share in found.shares]
+    ttft_s, tpot_s = (np.average(means, axis=0, weights=weights)).tolist()
+    regime = regime_of(found.deployed, [share.run.log for share in found.shares], weights, point)
+    known = math.isfinite(tpot_s)
+    return Prediction(
+        ttft_s=ttft_s + found.deployed.per_request_s, tpot_s=tpot_s if known else None,
+        floor_s=regime.floor_s if known else None, regime=regime, notes=found.notes,
+    )  # fmt: skip
+
+
+def _means(share: EngineShare) -> tuple[float, float]:
+    """(TTFT from the scheduler on, TPOT; nan with answers of one token): means over the requests that count."""
+    run, counted = share.run, slice(share.load.warmup_requests, None)
+    first, made = run.first_token_s[counted], run.made_tokens[counted]
+    several = made > 1
+    rest = (run.finish_s[counted] - first)[several] / (made[several] - 1)
+    return float(np.mean(first - run.arrival_s[counted])), float(np.mean(rest)) if rest.size else math.nan
+
+
+def _shares(point: Point, deployed: DeployedEngine) -> Iterator[EngineShare]:
+    """The clients are dealt out to the engines in turn: two numbers of clients at most."""
+    deployment = deployed.deployment
+    way = way_of("engine", deployment.engine.name, deployment.parallel.attention_dp)
+    engines = deployment.parallel.dp if way.covers_ranks else deployed.replicas
+    period_s = 0.0 if point.harness == "inferencex" else _period_s(point, deployment)
+    fewest, more = divmod(point.concurrency, engines)
+    for clients, count in ((fewest + 1, more), (fewest, engines - more)):
+        if clients and count:
+            load = load_of(point, clients, period_s=period_s)
+            seen = replace(load, arrival_s=load.arrival_s + deployed.per_request_s,
+                           think_s=load.think_s[:1] + deployed.per_request_s)
+            run = way.run(deployed, seen, until_s=math.inf, progress=None, implementation="auto")
+            yield EngineShare(engines=count, load=load, run=run)
+
+
+def _period_s(point: Point, deployment: Deployment) -> float:
+    """Seconds between two requests of a client, without queueing: about."""
+    decode = decode_step_time(deployment, float(point.concurrency), point.input_tokens + point.output_tokens / 2.0)
+    prompt = prefill_time(deployment, point.input_tokens)
+    engines = deployment.parallel.attention_dp * deployment.parallel.dp
+    return point.output_tokens * decode.expected_s + point.concurrency / engines * prompt.expected_s
+
+
+def _deployed(deployment: Deployment, constants: Any) -> DeployedEngine:
+    return deployed_engine(deployment) if constants is None else deployed_engine(deployment, constants)
+
+
+def _with_room(deployment: Deployment) -> Iterator[tuple[Deployment, str]]:
+    """The deployment, then the same with more memory: all that could have been used, then more than there is."""
+    yield deployment, ""
+    full = replace(deployment.engine, gpu_memory_utilization=max(0.95, deployment.engine.gpu_memory_utilization))
+    yield replace(deployment, engine=full), "memory utilization taken as 0.95"
+    device = deployment.device
+    for factor in _MEMORY_FACTORS:
+        larger = with_overrides(device, memory_bytes=round(device.reported_memory_bytes * factor))
+        yield replace(deployment, device=larger, engine=full), f"memory taken as {factor:g} times the GPU's"
+
+
+def _disaggregated(point: Point, constants: Any) -> Prediction:
+    try:
+        from bstar.calibration import disaggregated  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return Prediction(reason="mode: disaggregated rows are not replayed yet")
+    found: Prediction = disaggregated.replay_disaggregated(point, constants)
+    return found
+
+
+def _latency(point: Point, deployment: Deployment | None, constants: Any) -> Prediction:
+    from bstar.calibration import latency_points as points
+
+    latency_points: Any = points
+
+    row: Mapping[str, str] = point.columns
+    measured = latency_points.latency_point(row)
+    mapped = latency_points.latency_deployment(measured)
+    found = latency_points.replay_latency_point(measured, deployment or mapped.deployment, constants)
+    return Prediction(
+        ttft_s=found.ttft_s, tpot_s=found.tpot_s, reason=found.reason, notes=tuple(mapped.notes),
+        floor_s=getattr(found, "floor_s", None))
