@@ -123,11 +123,13 @@ def test_sglang_twins(s: SchedulerSettings, options: SglangOptions, load: Traffi
 
 @hypothesis_settings(max_examples=70, deadline=None)
 @given(s=engines(), load=loads(), window=st.sampled_from([0, 0, 50]), unit=st.sampled_from([None, 8]),
-       capacity=st.sampled_from(["guaranteed-no-evict", "max-utilization"]), slices=st.booleans())  # fmt: skip
+       capacity=st.sampled_from(["guaranteed-no-evict", "max-utilization"]), slices=st.booleans(),
+       wait=st.sampled_from([(0, 0.0), (0, 0.0), (3, 0.5), (20, 0.9), (7, 1.0)]))  # fmt: skip
 def test_trtllm_twins(
-    s: SchedulerSettings, load: Traffic, window: int, unit: int | None, capacity: str, slices: bool
+    s: SchedulerSettings, load: Traffic, window: int, unit: int | None, capacity: str, slices: bool,
+    wait: tuple[int, float],
 ) -> None:
-    options = TrtllmOptions(capacity=capacity, chunk_unit=unit)  # type: ignore[arg-type]
+    options = TrtllmOptions(capacity=capacity, chunk_unit=unit, wait_iters=wait[0], wait_ratio=wait[1])  # type: ignore[arg-type]
     if capacity == "max-utilization":  # a paused request comes back with what it has made: the budget must hold it
         s = replace(s, max_num_batched_tokens=130)
     run = ReferenceEngine(s, load, figures(window), scheduler=TrtllmScheduler(s, options)).run()

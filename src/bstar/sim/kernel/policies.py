@@ -30,8 +30,10 @@ from bstar.sim.kernel.policy_state import (
     FULL_BATCH,
     GAPS,
     HEAD,
+    HELD_BACK,
     IN_FLIGHT,
     LOOKED,
+    MAX_UTILIZATION,
     MOVED,
     NEXT,
     NOW,
@@ -44,6 +46,7 @@ from bstar.sim.kernel.policy_state import (
     SWAPPED,
     SWAPPING,
     VICTIMS,
+    WAITED,
     WAITING,
     PolicyState,
     Requests,
@@ -319,6 +322,10 @@ def _extend(
             return
         looks = n[WAITING] == 0 or rules.threshold > 0
     most = 1 << 40
+    if rules.scheme != SGLANG and rules.scheme != SWAPPING and n[HELD_BACK]:
+        if rules.scheme == MAX_UTILIZATION:
+            return  # who fits depends on the blocks that are taken meanwhile
+        looks, most = True, rules.wait_iters - n[WAITED]
     s.phases[:] = 0
     for i in range(count):
         r = s.step[i]
@@ -382,6 +389,8 @@ def _extend(
             s.gone[r] = 1
             ends = True
     n[STEPS] += steps
+    if n[HELD_BACK] and rules.scheme != SGLANG:
+        n[WAITED] += steps
     if rules.scheme == SGLANG:
         n[DECAYS] += steps
         n[POLLS] = (n[POLLS] + steps) % rules.recv_interval

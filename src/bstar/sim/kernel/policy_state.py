@@ -29,7 +29,9 @@ ROWS, GAPS = 19, 20
 FINISHED, AT_FAULT, EVENTS, STEPS = 21, 22, 23, 24
 SWAPPED = 25  # requests at the head of the queue whose cache is in host memory
 MOVED = 26  # blocks that the step being planned moves to or from host memory
-NUM_COUNTS = 27
+WAITED = 27  # TensorRT-LLM: steps that prompts have been kept waiting for others
+HELD_BACK = 28  # TensorRT-LLM: whether the step being planned keeps prompts waiting
+NUM_COUNTS = 29
 # PolicyState.t
 NOW, SEEN, RATIO, FLIGHT_START, EXTRA = 0, 1, 2, 3, 4
 
@@ -40,6 +42,8 @@ class Rules(NamedTuple):
     chunk    SGLang: prompt tokens of a step; TensorRT-LLM: the unit of chunks; 0: prompts are not split
     threshold … watermark   vLLM's, as in `kernel.state.Limits`
     swap, block_s, latency_s   whether the preempted go to host memory; seconds per block and per transfer
+    wait_iters, wait_tokens    TensorRT-LLM: steps that prompts wait at most beside generation, and the tokens of a step
+                               that end it (0 and 0: they do not wait)
     """
 
     scheme: int
@@ -68,6 +72,8 @@ class Rules(NamedTuple):
     swap: int
     block_s: float
     latency_s: float
+    wait_iters: int
+    wait_tokens: float
 
 
 class Requests(NamedTuple):

@@ -10,9 +10,12 @@ from bstar.sim.kernel.policy_state import (
     BATCH,
     FREE,
     HEAD,
+    HELD_BACK,
     LOOKED,
     MAX_UTILIZATION,
+    STEP,
     VICTIMS,
+    WAITED,
     WAITING,
     PolicyState,
     Requests,
@@ -146,19 +149,42 @@ def _fill(rules: Rules, s: PolicyState, fitting: int) -> None:
             s.fit_tokens[prompts] = r
             prompts += 1
     room = rules.budget - used if rules.chunk > 0 else rules.budget
+    chosen, asked = 0, 0
     for i in range(prompts):
         r = s.fit_tokens[i]
-        started = s.held[r] > 0
-        rest = s.known[r] - (s.computed[r] if started else 0)
+        rest = s.known[r] - (s.computed[r] if s.held[r] > 0 else 0)
         tokens = min(rest, room)
         if tokens < rest:
             tokens = tokens // rules.chunk * rules.chunk
         if tokens <= 0:
             continue
-        if not started:
-            _start(rules, s, r)
-        enter(rules, s, r, tokens)
+        s.fit_tokens[chosen] = r
+        s.fit[chosen] = tokens
+        chosen += 1
         room -= tokens
+        asked += s.known[r]
+    if _waits(rules, s, s.n[STEP], asked):
+        return
+    for i in range(chosen):
+        r = s.fit_tokens[i]
+        if s.held[r] == 0:
+            _start(rules, s, r)
+        enter(rules, s, r, s.fit[i])
+
+
+@inlined
+def _waits(rules: Rules, s: PolicyState, generation: int, prompts: int) -> bool:
+    """Whether prompts wait for more of them, beside `generation` tokens."""
+    n = s.n
+    n[HELD_BACK] = 0
+    if generation == 0 or prompts == 0 or (rules.wait_iters == 0 and rules.wait_tokens == 0.0):
+        return False
+    if n[WAITED] >= rules.wait_iters or generation + prompts >= rules.wait_tokens:
+        n[WAITED] = 0
+        return False
+    n[WAITED] += 1
+    n[HELD_BACK] = 1
+    return True
 
 
 @part

@@ -177,6 +177,7 @@ def _grants(
 
 def _rules(settings: SchedulerSettings, options: KernelOptions, *, clients: int) -> Rules:
     sglang = options if isinstance(options, SglangOptions) else SglangOptions()
+    trtllm = options if isinstance(options, TrtllmOptions) else TrtllmOptions()
     swap = options if isinstance(options, SwapOptions) else None
     if swap is not None:
         scheme, chunk = SWAPPING, 0
@@ -197,6 +198,7 @@ def _rules(settings: SchedulerSettings, options: KernelOptions, *, clients: int)
         swap=int(swap is not None and swap.host_blocks is None),
         block_s=0.0 if swap is None else swap.block_bytes / swap.link_bytes_per_s,
         latency_s=0.0 if swap is None else swap.latency_s,
+        wait_iters=trtllm.wait_iters, wait_tokens=trtllm.wait_ratio * settings.token_budget,
     )  # fmt: skip
 
 

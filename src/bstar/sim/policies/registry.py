@@ -102,8 +102,25 @@ def _figures_of(deployed: DeployedEngine) -> Figures:
 
 
 def _sglang(deployed: DeployedEngine, given: Options, *, mixed: bool = False) -> _Built:
-    options = options_from(SglangOptions, given, policy="sglang", mixed_chunk=mixed)
+    options = options_from(SglangOptions, given, policy="sglang", **_sglang_flags(deployed, mixed=mixed))
     return _Built(deployed.settings, SglangScheduler(deployed.settings, options), fast=options)
+
+
+def _sglang_flags(deployed: DeployedEngine, *, mixed: bool) -> dict[str, object]:
+    """The options that the deployment's own flags say."""
+    engine = deployed.deployment.engine
+    if engine.name != "sglang":
+        return {"mixed_chunk": mixed}
+    flags: dict[str, object] = {
+        "mixed_chunk": mixed or engine.enable_mixed_chunk, "recv_interval": engine.scheduler_recv_interval,
+        "conservativeness": engine.schedule_conservativeness,
+    }  # fmt: skip
+    return flags if engine.max_prefill_tokens is None else flags | {"max_prefill_tokens": engine.max_prefill_tokens}
+
+
+def _trtllm_flags(deployed: DeployedEngine) -> dict[str, object]:
+    engine = deployed.deployment.engine
+    return {"wait_iters": engine.batch_wait_timeout_iters, "wait_ratio": engine.batch_wait_max_tokens_ratio}
 
 
 def _sglang_mixed(deployed: DeployedEngine, given: Options) -> _Built:
@@ -111,12 +128,13 @@ def _sglang_mixed(deployed: DeployedEngine, given: Options) -> _Built:
 
 
 def _no_evict(deployed: DeployedEngine, given: Options) -> _Built:
-    options = options_from(TrtllmOptions, given, policy="trtllm-no-evict")
+    options = options_from(TrtllmOptions, given, policy="trtllm-no-evict", **_trtllm_flags(deployed))
     return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options), fast=options)
 
 
 def _max_utilization(deployed: DeployedEngine, given: Options) -> _Built:
-    options = options_from(TrtllmOptions, given, policy="trtllm-max-utilization", capacity="max-utilization")
+    options = options_from(TrtllmOptions, given, policy="trtllm-max-utilization", capacity="max-utilization",
+                           **_trtllm_flags(deployed))
     return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options), fast=options)
 
 

@@ -30,11 +30,15 @@ class TrtllmOptions:
 
     chunk_unit      chunks that do not end a prompt are multiples of it; None: a block
     answer_tokens   what requests allow their answers (max_tokens); None: exactly what they get
+    wait_iters, wait_ratio   batch_wait_timeout_iters and batch_wait_max_tokens_ratio: beside generation, prompts wait
+                    for up to so many steps until the step would hold this share of max_num_tokens (0 and 0: never)
     """
 
     capacity: Literal["guaranteed-no-evict", "max-utilization"] = "guaranteed-no-evict"
     chunk_unit: int | None = None
     answer_tokens: int | None = None
+    wait_iters: int = 0
+    wait_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         if self.capacity not in ("guaranteed-no-evict", "max-utilization"):
@@ -43,6 +47,8 @@ class TrtllmOptions:
             )
         if self.chunk_unit is not None and self.chunk_unit < 1:
             raise SpecError(f"chunk_unit: must be at least 1, is {self.chunk_unit}")
+        if self.wait_iters < 0 or not 0 <= self.wait_ratio <= 1:
+            raise SpecError("batch_wait_timeout_iters must be at least 0, batch_wait_max_tokens_ratio between 0 and 1")
 
 
 def check_prompts(settings: SchedulerSettings, load: Traffic) -> None:
@@ -62,6 +68,7 @@ class TrtllmScheduler(Scheduler):
         super().__init__(settings)
         self.options = options
         self.waiting: deque[Request] = deque()
+        self.waited = 0  # steps that prompts have been kept waiting for others
 
     def schedule(self) -> PolicyPlan:
         plan = PolicyPlan({}, [])
@@ -150,6 +157,7 @@ class TrtllmScheduler(Scheduler):
                     plan.tokens[request] = 1
                 used += tokens or request.num_tokens
         room = s.token_budget - used if s.enable_chunked_prefill else s.token_budget
+        chosen: list[tuple[Request, int, list[int]]] = []
         for request in prompts:
             hits = [] if request.blocks else self._prefix_hits(request)
             computed = request.computed if request.blocks else len(hits) * s.block_size
@@ -158,13 +166,27 @@ class TrtllmScheduler(Scheduler):
             if tokens < rest:
                 unit = self.options.chunk_unit or s.block_size
                 tokens = tokens // unit * unit
-            if tokens <= 0:
-                continue
+            if tokens > 0:
+                chosen.append((request, tokens, hits))
+                room -= tokens
+        if self._wait(len(plan.tokens), sum(request.num_tokens for request, _, _ in chosen)):
+            return
+        for request, tokens, hits in chosen:
             if not request.blocks:
                 self._start(request, hits)
             plan.tokens[request] = tokens
             self._name_blocks(request, request.computed + tokens)
-            room -= tokens
+
+    def _wait(self, generation: int, prompts: int) -> bool:
+        """Whether prompts wait for more of them, beside `generation` tokens (`PyExecutor._waiting_requests`)."""
+        o = self.options
+        if not (generation and prompts) or not (o.wait_iters or o.wait_ratio):
+            return False
+        if self.waited >= o.wait_iters or generation + prompts >= o.wait_ratio * self.settings.token_budget:
+            self.waited = 0
+            return False
+        self.waited += 1
+        return True
 
     def _start(self, request: Request, hits: list[int]) -> None:
         """A waiting request is in flight from now on, with the blocks of its whole prompt."""
