@@ -9,28 +9,22 @@ from bstar.specs.workload import LengthDistribution
 from bstar.traffic import Traffic, closed_loop
 from bstar.traffic.lengths import parse_lengths
 
-# InferenceX: prompts for each client, and the shortest length as a share of the nominal one (benchmark_serving.py with
-# --num-prompts 10·C, --random-range-ratio 0.8). Its 2·C warm-up requests have ended before the first of them is sent.
+# Prompts for each client (benchmark_serving.py with --num-prompts 10·C; its 2·C warm-up requests have ended before the
+# first of them is sent), and InferenceX's shortest length as a share of the nominal one (--random-range-ratio 0.8).
 _PROMPTS_PER_CLIENT = 10
 _SHORTEST = 0.8
-# Of the others, whose load is not documented: requests for each client that are left out of the means.
-_WARM_UP_PER_CLIENT = 2
 
 
-def load_of(point: Point, clients: int | None = None, *, period_s: float = 0.0, seed: int = 0) -> Traffic:
-    """The requests that `clients` (None: all) of the point's clients sent, in a closed loop.
+def load_of(point: Point, clients: int | None = None, *, seed: int = 0) -> Traffic:
+    """The requests that `clients` (None: all) of the point's clients sent: all at once at first, then in closed loop.
 
-    inferencex   lengths uniform in [0.8·L, L], all clients at once at first, which counts
-    others       fixed lengths; clients that begin together would stay in step for ever, so they begin spread over
-                 `period_s` seconds (about one request's), and their first requests do not count
+    inferencex   lengths uniform in [0.8·L, L]
+    others       fixed lengths
     """
     count = point.concurrency if clients is None else clients
-    if point.harness == "inferencex":
-        return closed_loop(count, _lengths(point.input_tokens, _SHORTEST), _lengths(point.output_tokens, _SHORTEST),
-                           _PROMPTS_PER_CLIENT * count, seed=seed)  # fmt: skip
-    return closed_loop(
-        count, _lengths(point.input_tokens, 1.0), _lengths(point.output_tokens, 1.0), _PROMPTS_PER_CLIENT * count,
-        seed=seed, start="even", start_s=period_s, warmup_requests=_WARM_UP_PER_CLIENT * count)
+    shortest = _SHORTEST if point.harness == "inferencex" else 1.0
+    return closed_loop(count, _lengths(point.input_tokens, shortest), _lengths(point.output_tokens, shortest),
+                       _PROMPTS_PER_CLIENT * count, seed=seed)  # fmt: skip
 
 
 def _lengths(nominal: float, shortest: float) -> LengthDistribution:

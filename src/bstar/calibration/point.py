@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 Schema = Literal["serving", "latency"]
-
-def _nothing() -> Mapping[str, str]:
-    return MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
@@ -77,7 +72,7 @@ class Point:
     layout_note: str = ""
     label_note: str = ""
     measured_on: str = ""
-    columns: Mapping[str, str] = field(default_factory=_nothing, repr=False, compare=False, hash=False)
+    columns: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False, hash=False)
     fault: str | None = None
 
     @property

@@ -94,6 +94,22 @@ def _admitting(engine: EngineSettings, point: Point, notes: tuple[str, ...]) -> 
     return replace(engine, max_num_batched_tokens=budget, notes=(*engine.notes, *notes))
 
 
+def _undocumented(point: Point) -> dict[str, Any]:
+    """Token budgets of NVIDIA's runs, which no recipe lists: those that explain their TTFT.
+
+    TensorRT-LLM as configured by AIConfigurator (max_num_tokens = prompt + batch): one prompt a step.
+    """
+    engine, budget = engine_name(point.engine)[0], ceil(point.input_tokens) + point.concurrency
+    if point.is_disaggregated or engine == "sglang":
+        return {}
+    return {"max_num_batched_tokens": budget if engine == "trtllm" else max(min(2048, budget), point.concurrency)}
+
+
+def model_of(point: Point) -> ModelSpec:
+    """The point's model. Raises what `resolve_model` raises."""
+    return _model(point.model, point.weight_dtype or "")[0]
+
+
 def engine_name(text: str) -> tuple[str, tuple[str, ...]]:
     """(engine, notes): as bstar calls it; an engine that is not known is taken for vLLM, with a note."""
     key = text.strip().lower()
@@ -114,7 +130,7 @@ def run_flags(point: Point, layout: Layout) -> dict[str, Any]:
     longest = int(point.input_tokens + point.output_tokens) + _SPARE_TOKENS
     common = of_layout | {"enable_prefix_caching": False, "allow_long_max_model_len": True}  # prompts share nothing
     if point.harness != "inferencex" or point.is_disaggregated:
-        return common | {"max_model_len": longest} | of_row
+        return common | {"max_model_len": longest} | _undocumented(point) | of_row
     from bstar.catalog.run_settings import run_settings
 
     found = run_settings(

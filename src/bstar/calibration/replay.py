@@ -15,7 +15,6 @@ from bstar.calibration.point_deployments import deployment_of
 from bstar.calibration.regimes import Regime, regime_of
 from bstar.catalog.devices import with_overrides
 from bstar.errors import BstarError, InfeasibleError, SpecError
-from bstar.latency import decode_step_time, prefill_time
 from bstar.sim.deployed import DeployedEngine, deployed_engine
 from bstar.sim.stepwise import EngineRun
 from bstar.sim.ways import way_of
@@ -133,23 +132,14 @@ def _shares(point: Point, deployed: DeployedEngine) -> Iterator[EngineShare]:
     deployment = deployed.deployment
     way = way_of("engine", deployment.engine.name, deployment.parallel.attention_dp)
     engines = deployment.parallel.dp if way.covers_ranks else deployed.replicas
-    period_s = 0.0 if point.harness == "inferencex" else _period_s(point, deployment)
     fewest, more = divmod(point.concurrency, engines)
     for clients, count in ((fewest + 1, more), (fewest, engines - more)):
         if clients and count:
-            load = load_of(point, clients, period_s=period_s)
+            load = load_of(point, clients)
             seen = replace(load, arrival_s=load.arrival_s + deployed.per_request_s,
                            think_s=load.think_s[:1] + deployed.per_request_s)
             run = way.run(deployed, seen, until_s=math.inf, progress=None, implementation="auto")
             yield EngineShare(engines=count, load=load, run=run)
-
-
-def _period_s(point: Point, deployment: Deployment) -> float:
-    """Seconds between two requests of a client, without queueing: about."""
-    decode = decode_step_time(deployment, float(point.concurrency), point.input_tokens + point.output_tokens / 2.0)
-    prompt = prefill_time(deployment, point.input_tokens)
-    engines = deployment.parallel.attention_dp * deployment.parallel.dp
-    return point.output_tokens * decode.expected_s + point.concurrency / engines * prompt.expected_s
 
 
 def _deployed(deployment: Deployment, constants: Any) -> DeployedEngine:
@@ -182,6 +172,8 @@ def _latency(point: Point, deployment: Deployment | None, constants: Any) -> Pre
     latency_points: Any = points
 
     row: Mapping[str, str] = point.columns
+    if not hasattr(latency_points, "replay_latency_point"):
+        return Prediction(reason="load_kind: rows of this schema are not replayed yet")
     measured = latency_points.latency_point(row)
     mapped = latency_points.latency_deployment(measured)
     found = latency_points.replay_latency_point(measured, deployment or mapped.deployment, constants)

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "curve": ("curve", "curve", "The batch curve: step time and throughput from batch 1 to beyond memory."),
     "plan": ("plan", "plan", "How many GPUs, which, split how, at what cost, for a load and an SLO."),
     "simulate": ("simulate", "simulate", "What users would feel under a load: every request through the scheduler."),
+    "validate": ("validate", "validate", "How right the predictions are: measured points replayed, errors, charts."),
     "catalog": ("catalog", "catalog", "The models, devices and engines that bstar knows, with sources."),
     "completion": ("completion", "completion", "Print a shell completion script (bash, zsh, fish)."),
 }

@@ -37,7 +37,7 @@ def curve_chart(curves: Sequence[CurveSeries], path: Path | str, *, title: str |
 def curve_spec(curves: Sequence[CurveSeries], *, title: str | None = None) -> dict[str, Any]:
     """The Vega-Lite specification of `curve_chart`."""
     _check(curves)
-    _require_extra()
+    require_extra()
     body = _single(curves[0]) if len(curves) == 1 else _grid(curves)
     return _document(body, title or _heading(curves), curves)
 
@@ -53,7 +53,7 @@ def _check(curves: Sequence[CurveSeries]) -> None:
         raise SpecError(f"plot: more than {MAX_CONTEXTS} contexts do not fit in one chart; draw fewer")
 
 
-def _require_extra() -> None:
+def require_extra() -> None:
     try:
         import altair  # noqa: F401
         import vl_convert  # noqa: F401

@@ -1,0 +1,152 @@
+"""The validation page: what `bstar validate` found, as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import bstar
+from bstar.calibration.heldout import heldout_lines
+from bstar.calibration.peer import PEER_NAME
+from bstar.calibration.summary import (
+    ErrorFigures,
+    Metric,
+    Outcome,
+    Summary,
+    kind_of,
+    summaries_by,
+    summary_of,
+)
+from bstar.calibration.suspects import worst_rows
+
+HEADINGS: Final = (
+    "## All rows", "## Aggregated serving", "## Disaggregated serving", "## Static batches and other loads",
+    "## Held out", "## The worst rows", "## What is not covered", "## How the rows are replayed",
+)  # fmt: skip
+_CAPTIONS: Final = {
+    "tpot": "TPOT, predicted against measured; the lines are equality and 20 % beside it.",
+    "ttft": "TTFT, predicted against measured.",
+    "regimes": "Errors by what binds the decode step, or keeps clients waiting.",
+    "clients": "Errors by the number of clients (of a static batch: its size).",
+}
+_WORST: Final[tuple[tuple[Metric, int], ...]] = (("tpot", 25), ("ttft", 15))
+_FEWEST = 5
+
+
+def page_text(outcomes: Sequence[Outcome], *, images: Mapping[str, str], command: str) -> str:
+    """The page. images: addresses of the charts by name; command: what made it."""
+    whole = summary_of(outcomes)
+    kinds = summaries_by(outcomes, "kind")
+    date = datetime.now(UTC).date().isoformat()
+    parts = [
+        "# Validation\n",
+        f"Made on {date} by `{command}` with bstar {bstar.__version__}; do not edit.\n",
+        f"{whole.rows:,} measured rows are replayed as their harness ran them, {_percent(whole.coverage_fraction)} are "
+        f"answered, and {whole.counted:,} count in the errors: rows whose layout is uncertain, or whose label looks "
+        "wrong, are predicted and left out of every figure. Errors are |predicted / measured − 1|; bias is its signed "
+        f"mean; |ln| the mean of |ln(predicted / measured)|. The peer is {PEER_NAME} in its default mode, beside bstar "
+        "on the very rows that it answers. The constants were fitted to rows of the same file: what the figures are on "
+        "rows that a fit has not seen is under Held out.\n",
+        *(f"![{name}]({images[name]})\n*{_CAPTIONS[name]}*\n" for name in _CAPTIONS if name in images),
+        HEADINGS[0], _table(kinds | ({"all": whole} if len(kinds) > 1 else {}), "kind"),
+        *_section(HEADINGS[1], [o for o in outcomes if kind_of(o.point) == "aggregated"],
+                  ("engine", "gpu", "model", "dtype", "regime", "harness")),
+        *_section(HEADINGS[2], [o for o in outcomes if kind_of(o.point) == "disaggregated"],
+                  ("engine", "gpu", "model")),
+        *_section(HEADINGS[3], [o for o in outcomes if o.point.schema == "latency"],
+                  ("kind", "engine", "gpu", "model", "dtype")),
+        HEADINGS[4], *heldout_lines(),
+        HEADINGS[5], *_worst(outcomes),
+        HEADINGS[6], *_uncovered(outcomes),
+        HEADINGS[7], _HARNESSES,
+    ]  # fmt: skip
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+_HARNESSES: Final = """
+- `inferencex`: a closed loop of C clients, 10·C prompts, all clients at once at first (which counts), lengths uniform
+  in [0.8·L, L], warm-up over before the first; served with the flags of the run where they are known (`bstar.catalog`,
+  `runs/inferencex.toml`). TTFT and TPOT are means over all requests.
+- Other harnesses: the load is not documented; the same with fixed lengths, and token budgets that explain the TTFT.
+- Rows of latency files: by their load: static batches, all requests at once, closed loops, the largest load.
+- A row was measured, so it ran: where its layout is impossible the nearest possible one is taken, and where the memory
+  model says that it does not fit it is granted more. Both are in the row's notes (`--json`).
+"""
+
+
+def _section(heading: str, outcomes: Sequence[Outcome], axes: Iterable[str]) -> list[str]:
+    if not outcomes:
+        return []
+    return [heading, *(_table(summaries_by(outcomes, axis), axis) for axis in axes)]
+
+
+def _table(groups: Mapping[str, Summary], axis: str) -> str:
+    peer = any(summary.peer is not None for summary in groups.values())
+    head = [axis, "rows", "counted", "answered", "TPOT median", "mean", "bias", "TTFT median", "|ln|"]
+    head += ["peer answers", "TPOT: peer", "bstar", "TTFT: peer", "bstar"] if peer else []
+    lines = [_row(head), _row(["---", *["---:"] * (len(head) - 1)])]
+    for name, s in groups.items():
+        ratio = "–" if s.ttft.mean_abs_log_ratio is None else f"{s.ttft.mean_abs_log_ratio:.2f}"
+        cells = [name, f"{s.rows:,}", f"{s.counted:,}", _percent(s.coverage_fraction), _percent(s.tpot.median_ape),
+                 _percent(s.tpot.mape), _signed(s.tpot.bias), _percent(s.ttft.median_ape), ratio]
+        lines.append(_row(cells + (_peer(s) if peer else [])))
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _peer(summary: Summary) -> list[str]:
+    if summary.peer is None:
+        return ["0", "–", "–", "–", "–"]
+    figures: list[ErrorFigures] = [summary.peer[m][who] for m in ("tpot", "ttft") for who in ("peer", "bstar")]
+    return [f"{summary.peer['answered']:,}", *(_percent(f.median_ape) for f in figures)]
+
+
+def _worst(outcomes: Sequence[Outcome]) -> list[str]:
+    parts = ["\nThe reason is suspected by rule (`bstar.calibration.suspects`), not established.\n"]
+    for metric, count in _WORST:
+        lines = [_row([metric.upper(), "row", "error", "suspected"]), _row(["---", "---", "---:", "---"])]
+        lines += [
+            _row([w.outcome.point.id, w.label, _signed(w.error), w.reason])
+            for w in worst_rows(outcomes, count, metric=metric)
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return parts
+
+
+def _uncovered(outcomes: Sequence[Outcome]) -> list[str]:
+    """Rows without an answer, rows that do not count, and what had to be assumed to answer."""
+    silent = Counter(o.prediction.reason or "no figure" for o in outcomes if not o.answered)
+    left_out = Counter(o.point.label_note or o.point.layout_note or o.point.fault or "" for o in outcomes
+                       if not o.point.counts)
+    notes = Counter(_kind_of_note(n) for o in outcomes for n in dict.fromkeys(map(_kind_of_note, o.prediction.notes)))
+    return [
+        "", *_list("Rows that are not answered", silent), *_list("Rows that do not count in the errors", left_out),
+        *_list("What was assumed to answer (rows)", notes, fewest=_FEWEST),
+        "Speculative decoding is not predicted: rows measured with it are slower here than they were. Load "
+        "that no harness documents, flags of servers that no recipe lists, clocks under a power cap are not known.\n",
+    ]  # fmt: skip
+
+
+def _kind_of_note(note: str) -> str:
+    """A note without what differs from row to row."""
+    return note.split(":")[0].split(", because of")[0] if note.startswith(("layout", "memory", "max_num")) else note
+
+
+def _list(title: str, counts: Counter[str], *, fewest: int = 1) -> list[str]:
+    shown = [(text, count) for text, count in counts.most_common() if count >= fewest]
+    if not shown:
+        return [f"{title}: none.\n"] if fewest == 1 else []
+    return [f"{title}:\n", *(f"- {count:,}: {text}" for text, count in shown), ""]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1%}".replace("-", "−")
