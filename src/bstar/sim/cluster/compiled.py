@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bstar.sim.cluster.time_heap import put, take
 from bstar.sim.kernel.cache import find_hits
 from bstar.sim.kernel.closed_forms import blocks_of, run_s
 from bstar.sim.kernel.compiled import entry, inlined, part
@@ -215,63 +216,28 @@ def _tell(engine: Engine, desk: Desk) -> None:
         request = slots.request[engine.ends[i] & SLOT_MASK]
         if _ends_now(engine, i) and np.isnan(desk.answer_s[request]):
             desk.answer_s[request] = engine.t[NOW]
-            desk.next[5] = _put(desk.answers, desk.next[5], desk.answer_s, request)
+            desk.next[5] = put(desk.answers, desk.next[5], desk.answer_s, request)
 
 
 @part
 def _answer(load: Load, desk: Desk) -> None:
     """The first answer that is due: whoever waited for it sends the next request."""
     request = desk.answers[0]
-    desk.next[5] = _take(desk.answers, desk.next[5], desk.answer_s)
+    desk.next[5] = take(desk.answers, desk.next[5], desk.answer_s)
     desk.finished[desk.row[request]] += 1
     turns = False
     if load.child.size > 0:
         turn = int(load.child[request])
         while turn >= 0:
             load.arrival_s[turn] = desk.answer_s[request] + load.think_s[turn]
-            desk.next[3] = _put(desk.born, desk.next[3], load.arrival_s, turn)
+            desk.next[3] = put(desk.born, desk.next[3], load.arrival_s, turn)
             turns = True
             turn = int(load.sibling[turn])
     if not turns and desk.next[4] < load.roots.size:
         root = int(load.roots[desk.next[4]])
         desk.next[4] += 1
         load.arrival_s[root] = desk.answer_s[request] + load.think_s[root]
-        desk.next[3] = _put(desk.born, desk.next[3], load.arrival_s, root)
-
-
-@part
-def _put(heap: Ints, count: int, key: Floats, request: int) -> int:
-    """Into a heap by (key, number); returns the new count."""
-    at = count
-    while at > 0:
-        above = heap[(at - 1) >> 1]
-        if key[above] < key[request] or (key[above] == key[request] and above < request):
-            break
-        heap[at] = above
-        at = (at - 1) >> 1
-    heap[at] = request
-    return count + 1
-
-
-@part
-def _take(heap: Ints, count: int, key: Floats) -> int:
-    """Remove the first; returns the new count."""
-    count -= 1
-    request = heap[count]
-    at, child = 0, 1
-    while child < count:
-        below = heap[child]
-        if child + 1 < count:
-            other = heap[child + 1]
-            if key[other] < key[below] or (key[other] == key[below] and other < below):
-                child, below = child + 1, other
-        if key[request] < key[below] or (key[request] == key[below] and request < below):
-            break
-        heap[at] = below
-        at = child
-        child = 2 * at + 1
-    heap[at] = request
-    return count
+        desk.next[3] = put(desk.born, desk.next[3], load.arrival_s, root)
 
 
 @inlined
@@ -376,7 +342,7 @@ def serve(
         if best < 0:
             return -best
         if born:
-            desk.next[3] = _take(desk.born, desk.next[3], load.arrival_s)
+            desk.next[3] = take(desk.born, desk.next[3], load.arrival_s)
         else:
             desk.next[0] += 1
         _hand_over(limits, load, cost, engines, desk, best, request)

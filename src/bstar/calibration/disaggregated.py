@@ -1,0 +1,144 @@
+"""Disaggregated measured rows: clients in closed loop over a prefill and a decode pool, as the harness ran them.
+
+    client → front end → prefill worker (queue, prompt steps) → cache over the link → decode worker (queue, steps)
+
+The answer streams from the decode side: its first step shows the first token. What the row leaves out (workers, seats,
+drafting) comes from the harness's configurations (`disaggregated_layouts`). Constants are those of the step model; what
+this module adds stands at its top, with its source.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.calibration.disaggregated_layouts import DisaggregatedLayout, layout_of
+from bstar.calibration.loads import load_of
+from bstar.calibration.point import Point
+from bstar.calibration.point_deployments import deployment_of
+from bstar.errors import BstarError
+from bstar.latency.constants import Constants, constants_for
+from bstar.latency.step_model import step_model
+from bstar.physics.kv_cache import kv_bytes_per_sequence, state_bytes_per_sequence
+from bstar.physics.memory import memory_budget
+from bstar.sim.cluster.pool_cost import Acceptance, decode_cost, prompt_cost
+from bstar.sim.cluster.pool_run import DecodePool, PoolRequests, PoolRun, PromptPool, ShownFrom, run_pools
+from bstar.specs.deployment import Deployment
+
+# The chance that a token drafted by a checkpoint's prediction layer is taken (assumed; DeepSeek reports 0.85–0.9 for
+# the first).
+ACCEPTANCE: Final = Acceptance(probability=0.75)
+# Handing a cache over, beside its bytes: metadata and a round trip of the transfer engine (assumed).
+HANDOVER_S: Final = 5e-3
+_UNLIMITED: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DisaggregatedReplay:
+    """The simulation behind a prediction."""
+
+    layout: DisaggregatedLayout
+    prefill: Deployment
+    decode: Deployment
+    requests: PoolRequests
+    output_tokens: NDArray[np.int64]
+    run: PoolRun
+    notes: tuple[str, ...]
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean over all requests, the burst included."""
+        return float(np.mean(self.run.first_s - self.run.arrival_s))
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean over the requests with more than one token; None: there are none."""
+        several = self.output_tokens > 1
+        rest = (self.run.finish_s - self.run.first_s)[several] / (self.output_tokens[several] - 1)
+        return float(np.mean(rest)) if rest.size else None
+
+
+def replay_disaggregated(point: Point, constants: Any = None) -> Any:
+    """The `calibration.replay.Prediction` for a disaggregated row. Never raises a BstarError: it has a reason then."""
+    from bstar.calibration.replay import Prediction
+
+    try:
+        found = disaggregated_replay(point, constants)
+    except BstarError as error:
+        return Prediction(reason=" ".join(str(error).split()))
+    return Prediction(ttft_s=found.ttft_s, tpot_s=found.tpot_s, notes=found.notes)
+
+
+def disaggregated_replay(
+    point: Point, constants: Constants | None = None, *, layout: DisaggregatedLayout | None = None, log_rows: int = 0
+) -> DisaggregatedReplay:
+    """The row's load through its two pools. Raises BstarError where the row names no model, GPU or split."""
+    layout = layout_of(point) if layout is None else layout
+    prefill, decode = deployments_of(point, layout)
+    load = load_of(point)
+    prompt, output = np.asarray(load.input_tokens, dtype=np.int64), np.asarray(load.output_tokens, dtype=np.int64)
+    made = ACCEPTANCE.tokens_per_step(layout.drafted)
+    steps = np.where(output > 1, np.maximum(np.ceil((output - 1) / made), 1), 0).astype(np.int64)
+    c = constants_for(prefill) if constants is None else constants
+    requests = PoolRequests.of(prompt, steps, _transfer_s(prefill, layout, prompt), clients=point.concurrency,
+                               front_s=c["request_s"], growth=made)  # fmt: skip
+    pools = _pools(point, layout, prefill, decode, requests)
+    prompts = prompt_cost(prefill, step_model(prefill, constants), max_tokens=pools[2],
+                          max_prompts=min(point.concurrency, layout.prompts, pools[2]))  # fmt: skip
+    most = min(pools[1].seats, point.concurrency)
+    cost = decode_cost(decode, step_model(decode, constants), max_sequences=most, drafted=layout.drafted)
+    shown: ShownFrom = "landing" if prefill.engine.name == "sglang" else "decode-step"
+    run = run_pools(requests, pools[0], pools[1], prompts, cost, shown=shown, log_rows=log_rows)
+    notes = (*layout.notes, *dict.fromkeys((*prefill.engine.notes, *decode.engine.notes)))
+    return DisaggregatedReplay(layout=layout, prefill=prefill, decode=decode, requests=requests, output_tokens=output,
+                               run=run, notes=notes)  # fmt: skip
+
+
+def deployments_of(point: Point, layout: DisaggregatedLayout) -> tuple[Deployment, Deployment]:
+    """One worker of each side. The harness stores its caches in fp8."""
+    kv = point.kv_dtype or ("fp8" if point.harness == "inferencex" else None)
+    laid = replace(point, prefill=layout.prefill.pool, decode=layout.decode.pool, kv_dtype=kv)
+    return deployment_of(laid, side="prefill"), deployment_of(laid, side="decode")
+
+
+def _pools(
+    point: Point, layout: DisaggregatedLayout, prefill: Deployment, decode: Deployment, requests: PoolRequests
+) -> tuple[PromptPool, DecodePool, int]:
+    """The pools, and the most tokens that a prompt step of a rank can have."""
+    longest = int(requests.prompt.max())
+    chunked = prefill.engine.name != "trtllm"
+    tokens = layout.prompt_tokens or prefill.engine.max_num_batched_tokens
+    shared = not chunked  # TensorRT-LLM balances its ranks; SGLang deals requests out as they come
+    prompts = PromptPool(workers=layout.prefill.workers, ranks=layout.prefill.attention_dp, tokens=tokens,
+                         prompts=min(layout.prompts, point.concurrency), chunked=chunked, shared=shared)  # fmt: skip
+    room = max(_room(decode, layout.decode.attention_dp), int(requests.hold.max()))
+    decodes = DecodePool(workers=layout.decode.workers, ranks=layout.decode.attention_dp,
+                         seats=min(layout.seats, point.concurrency), room=room, shared=shared)  # fmt: skip
+    return prompts, decodes, tokens if chunked else max(tokens, longest)
+
+
+def _room(decode: Deployment, ranks: int) -> int:
+    """Tokens of cache of a decode rank; not limited where the memory model says that it would not start."""
+    try:
+        budget = memory_budget(decode)
+    except BstarError:
+        return _UNLIMITED
+    return int(budget.kv_cache_tokens) if budget.fits and budget.kv_cache_tokens > 0 else _UNLIMITED
+
+
+def _transfer_s(prefill: Deployment, layout: DisaggregatedLayout, prompt: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Seconds from a prompt's end until its cache is at the decode side: ranks send side by side."""
+    link = prefill.device.link_between(layout.gpus) or prefill.device.inter_node
+    if link is None:
+        return np.full(prompt.shape, HANDOVER_S)
+    most = float(prompt.max())
+    whole = kv_bytes_per_sequence(prefill.model, prefill.kv_format, most, prefill.parallel)
+    state = state_bytes_per_sequence(prefill.model, prefill.parallel)
+    per_token = whole / most if most else 0.0
+    seconds: NDArray[np.float64] = HANDOVER_S + link.latency_s + (per_token * prompt + state) / (
+        link.bandwidth_bytes_per_s)  # fmt: skip
+    return seconds if math.isfinite(float(seconds.max())) else np.full(prompt.shape, HANDOVER_S)

@@ -1,0 +1,207 @@
+"""Step times of workers whose ranks step together: each rank's own work, and what all ranks share.
+
+    a step of a worker   shared_s(tokens of all ranks) + max over ranks of own_s(its batch)
+
+The experts of a MoE layer see the tokens of every rank of attention data parallelism; all else is a rank's own.
+With one rank (tensor parallelism) the two add up to the deployment's step time.
+
+    prompts   own_s: prompt attention and GEMMs of the rank's chunks (`own`, as the kernel's mixed steps)
+    decode    own_s: decode_s[sequences] + Σ spans rate · Σ reach(context); with drafting, of a step that verifies
+              `drafted` tokens beside the next one and drafts as many
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.latency.step_model import StepModel, step_model
+from bstar.physics.batch import BatchShape
+from bstar.physics.statistics import Span, count, statistic_values
+from bstar.sim.kernel.cost import StepCost
+from bstar.sim.step_cost import step_cost
+from bstar.specs.deployment import Deployment
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_DENSE = 1024  # counts that have an entry each; beyond them, every stride-th
+
+
+class Curve(NamedTuple):
+    """A function of a count: an entry for each up to _DENSE, then one every `stride` counts, and lines between."""
+
+    entries: Floats
+    dense: int
+    stride: int
+
+
+class PromptCost(NamedTuple):
+    """Prompt steps of a worker. own: of a rank's chunks; shared: by the tokens of all ranks.
+
+    floor_s   seconds that launching a step's kernels takes the host: no step that is not replayed is shorter
+    """
+
+    own: StepCost
+    shared: Curve
+    floor_s: float
+
+
+class DecodeCost(NamedTuple):
+    """Decode steps of a worker. own: by the sequences of a rank, at no context; shared: by the sequences of all.
+
+    span_rate, span_limit   seconds per token of context that a sequence sees, up to the limit (0: none)
+    """
+
+    own: Curve
+    shared: Curve
+    span_rate: Floats
+    span_limit: Ints
+
+
+def curve_at(curve: Curve, n: int) -> float:
+    """The value at n (as the compiled `curve_s`)."""
+    if n < curve.dense:
+        return float(curve.entries[n])
+    place = curve.dense - 1 + (n - curve.dense + 1) / curve.stride
+    low = int(place)
+    if low + 1 >= len(curve.entries):
+        return float(curve.entries[-1])
+    return float(curve.entries[low] + (place - low) * (curve.entries[low + 1] - curve.entries[low]))
+
+
+def prompt_cost(deployment: Deployment, model: StepModel | None = None, *, max_tokens: int, max_prompts: int
+                ) -> PromptCost:
+    """Prompt steps of one worker of `deployment`, of up to `max_tokens` tokens and `max_prompts` prompts a rank."""
+    model = model if model is not None else step_model(deployment)
+    ranks = deployment.parallel.attention_dp
+    own = step_cost(deployment, max_tokens=max_tokens, max_sequences=max_prompts, one_rank=True,
+                    model=_own_part(model))  # fmt: skip
+    floor_s = float(getattr(model, "eager_s", 0.0))
+    return PromptCost(own=own, shared=_shared(model, max_tokens * ranks), floor_s=floor_s)
+
+
+def decode_cost(
+    deployment: Deployment, model: StepModel | None = None, *, max_sequences: int, drafted: int = 0,
+) -> DecodeCost:  # fmt: skip
+    """Decode steps of one worker of `deployment`, of up to `max_sequences` sequences a rank.
+
+    drafted   tokens that the checkpoint's prediction layer drafts for each sequence and step
+    """
+    model = model if model is not None else step_model(deployment)
+    ranks, tokens = deployment.parallel.attention_dp, drafted + 1
+    counts, stride = _counts(max_sequences)
+    own = _Own(model, tokens)
+    seconds = own.at(counts)
+    shared = _shared(model, max_sequences * ranks, tokens)
+    if drafted:
+        own_s, shared_s = _draft_share(model)
+        one = _Own(model, 1)
+        seconds += drafted * own_s * (one.at(counts) + one.reach_s * counts)
+        few = _shared(model, max_sequences * ranks)
+        shared = shared._replace(entries=shared.entries + drafted * shared_s * few.entries)
+    seconds[0] = 0.0
+    return DecodeCost(
+        own=Curve(seconds, min(_DENSE, max_sequences) + 1, stride), shared=shared, span_rate=own.rates,
+        span_limit=own.limits,
+    )  # fmt: skip
+
+
+class _Own:
+    """Decode steps of one rank, `tokens` a sequence: affine in the contexts."""
+
+    def __init__(self, model: StepModel, tokens: int) -> None:
+        self.model, self.tokens = model, tokens
+        statistics, context = model.step.statistics, float(tokens + 1)
+        one = statistic_values(statistics, BatchShape.decode(1, context, tokens_per_sequence=tokens), 1)
+        one[model.step.expert_tokens_index] = 0.0
+        self.one = one
+        spans = list(dict.fromkeys(s for name, s in statistics if s is not None and name.endswith("_decode")))
+        rates: dict[int, float] = {0: 0.0}
+        base = float(model.expected_s(one))
+        self.reach_s = 0.0
+        for span in spans:
+            rate = self._more(span, base)
+            limit = span.limit or 0
+            rates[limit] = rates.get(limit, 0.0) + rate
+            self.reach_s += rate * (context if limit == 0 else min(context, limit))
+        self.rates = np.array(list(rates.values()))
+        self.limits = np.array(list(rates), dtype=np.int64)
+
+    def _more(self, span: Span, base: float) -> float:
+        """Seconds that one more token of reach costs a sequence."""
+        longer = self.one.copy()
+        for j, (name, reach) in enumerate(self.model.step.statistics):
+            if reach == span and name == "pairs_decode":
+                longer[j] += self.tokens / span.stride
+            elif reach == span and name == "keys_decode":
+                longer[j] += 1.0 / span.stride
+        return float(self.model.expected_s(longer)) - base
+
+    def at(self, counts: Ints) -> Floats:
+        """Seconds of steps with these numbers of sequences, at no context."""
+        whole: Floats = np.asarray(self.model.expected_s(np.outer(self.one, counts.astype(float))))
+        return whole - self.reach_s * counts
+
+
+def _own_part(model: StepModel) -> StepModel:
+    """The model without what depends on the tokens of all ranks."""
+    everybody = model.step.expert_tokens_index
+    rates, gone = model.rates.copy(), model.row_index == everybody
+    rates[:, :, everybody] = 0.0
+    return replace(
+        model, rates=rates, weights_s=np.where(gone, 0.0, model.weights_s),
+        light_weights_s=np.where(gone, 0.0, model.light_weights_s), fixed_s=np.where(gone, 0.0, model.fixed_s),
+    )  # fmt: skip
+
+
+def _shared(model: StepModel, most: int, tokens: int = 1) -> Curve:
+    """What the ranks do together, by the sequences (of `tokens` each) of all of them."""
+    counts, stride = _counts(most)
+    values = np.zeros((len(model.step.statistics), len(counts)))
+    values[model.step.expert_tokens_index] = counts * float(tokens)
+    times = model.times(model.work_of(values))
+    seconds: Floats = times.fixed.sum(axis=0) + times.body.sum(axis=0)
+    return Curve(seconds, min(_DENSE, most) + 1, stride)
+
+
+def _counts(most: int) -> tuple[Ints, int]:
+    """Counts with an entry: all up to _DENSE, then about as many again up to `most`."""
+    dense = np.arange(min(most, _DENSE) + 1, dtype=np.int64)
+    if most <= _DENSE:
+        return dense, 1
+    stride = -(-(most - _DENSE) // _DENSE)
+    beyond = np.arange(_DENSE + stride, most + stride, stride, dtype=np.int64)
+    return np.concatenate([dense, beyond]), stride
+
+
+def _draft_share(model: StepModel) -> tuple[float, float]:
+    """Share of a decode step's own and shared work that one pass of the prediction layer costs.
+
+    One layer of the model's, and its head: what the layers take is divided by their number.
+    """
+    layers = max(work.layers for work in model.step.works)
+    whole = statistic_values(model.step.statistics, BatchShape.decode(1, 1.0), 1)
+    head = np.zeros_like(whole)
+    j = model.step.statistics.index(count("sampled")) if count("sampled") in model.step.statistics else None
+    head_s = 0.0
+    if j is not None:
+        head[j] = whole[j]
+        times = model.times(model.work_of(head))
+        head_s = float(times.fixed.sum(axis=0) + times.body.sum(axis=0))
+    own = float(model.expected_s(np.where(np.arange(len(whole)) == model.step.expert_tokens_index, 0.0, whole)))
+    return (1.0 / layers + head_s / own), 1.0 / max(1, layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """How many tokens a step with `drafted` drafts makes: 1 + p + p² + …, p the chance that a draft is taken."""
+
+    probability: float
+
+    def tokens_per_step(self, drafted: int) -> float:
+        """Expected tokens of a step."""
+        return float(sum(self.probability**k for k in range(drafted + 1)))
