@@ -22,6 +22,7 @@ from bstar.errors import BstarError
 
 Metric = Literal["tpot", "ttft"]
 METRICS: Final[tuple[Metric, ...]] = ("tpot", "ttft")
+_KINDS: Final = ("aggregated", "disaggregated", "static_batch")
 AXES: Final = ("kind", "engine", "gpu", "model", "dtype", "regime", "harness")
 
 
@@ -109,11 +110,13 @@ def summary_of(outcomes: Sequence[Outcome]) -> Summary:
 
 
 def summaries_by(outcomes: Sequence[Outcome], axis: str) -> dict[str, Summary]:
-    """Summaries by `axis` (one of AXES), most rows first."""
+    """Summaries by `axis` (one of AXES), most rows first; kinds in the order of interest."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(label_of(outcome, axis), []).append(outcome)
-    return {name: summary_of(part) for name, part in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0]))}
+    first = _KINDS if axis == "kind" else ()
+    order = sorted(groups, key=lambda g: (first.index(g) if g in first else len(first), -len(groups[g]), g))
+    return {name: summary_of(groups[name]) for name in order}
 
 
 def label_of(outcome: Outcome, axis: str) -> str:

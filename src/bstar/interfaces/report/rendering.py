@@ -16,13 +16,13 @@ _PNG_SCALE = 2.0
 _LESS_THAN = "\ue000"
 
 
-def render(spec: dict[str, Any], suffix: str) -> bytes:
+def render(spec: dict[str, Any], suffix: str, *, png_scale: float = _PNG_SCALE) -> bytes:
     """The chart as a file of the kind that `suffix` (one of SUFFIXES) names."""
     import vl_convert
 
     text = json.dumps(spec, ensure_ascii=False)
     renderers: dict[str, Callable[[], bytes | str]] = {
-        ".png": lambda: vl_convert.vegalite_to_png(text, scale=_PNG_SCALE),
+        ".png": lambda: vl_convert.vegalite_to_png(text, scale=png_scale),
         ".svg": lambda: vl_convert.vegalite_to_svg(text),
         ".pdf": lambda: vl_convert.vegalite_to_pdf(text),
         ".html": lambda: _html(text),

@@ -9,17 +9,21 @@ from typing import Any, Final
 from bstar.calibration.page import page_text
 from bstar.calibration.summary import METRICS, Metric, Outcome, kind_of, label_of
 from bstar.errors import ConfigError
+from bstar.interfaces.report.axes import LogAxis, decimal_ticks
 from bstar.interfaces.report.charts import FONT, SOFT_INK, require_extra
 from bstar.interfaces.report.rendering import render, write_whole
 
 _ENGINES: Final = ("vllm", "sglang", "trtllm")
 _TITLES: Final[dict[Metric, str]] = {"tpot": "TPOT", "ttft": "TTFT"}
 _SIDE: Final = 250
+_PNG_SCALE: Final = 1.5
 _OTHER: Final = "static batches and other loads"
 
 
-def draw(outcomes: Sequence[Outcome], folder: Path, *, suffix: str = ".svg") -> list[Path]:
+def draw(outcomes: Sequence[Outcome], folder: Path, *, small: bool = False) -> list[Path]:
     """Write a chart a file into `folder`, which is made where it is missing; the files written.
+
+    small   charts of many points as coarse PNG instead of SVG
 
     Raises ConfigError where the extra is not installed or the folder cannot be written.
     """
@@ -33,15 +37,16 @@ def draw(outcomes: Sequence[Outcome], folder: Path, *, suffix: str = ".svg") -> 
         raise ConfigError(f"plots: cannot make the folder {str(folder)!r} ({error.strerror})") from None
     written = []
     for name, spec in specs.items():
+        suffix = ".png" if small and name in METRICS else ".svg"
         target = folder / f"{name}{suffix}"
-        write_whole(target, render(spec, suffix))
+        write_whole(target, render(spec, suffix, png_scale=_PNG_SCALE))
         written.append(target)
     return written
 
 
 def write_page(outcomes: Sequence[Outcome], page: Path, *, command: str) -> Path:
     """Write the validation page and, in a folder of its name beside it, its charts."""
-    charts = draw(outcomes, page.with_suffix(""), suffix=".png")
+    charts = draw(outcomes, page.with_suffix(""), small=True)
     images = {path.stem: f"{page.stem}/{path.name}" for path in charts}
     write_whole(page, page_text(outcomes, images=images, command=command).encode())
     return page
@@ -106,9 +111,10 @@ def _scatter(rows: Sequence[dict[str, Any]], metric: Metric) -> dict[str, Any]:
         low = min(min(r["measured"], r["predicted"]) for r in part) / 1.2
         high = max(max(r["measured"], r["predicted"]) for r in part) * 1.2
         scale = alt.Scale(type="log", domain=[low, high], nice=False)
+        axis = alt.Axis(format="~g", values=decimal_ticks(LogAxis(low=low, high=high, length=_SIDE), spacing=34))
         points = alt.Chart(inline(part)).mark_circle(size=14, opacity=0.45).encode(
-            x=alt.X("measured:Q", scale=scale, title=f"measured {_TITLES[metric]} (s)", axis=alt.Axis(format="~g")),
-            y=alt.Y("predicted:Q", scale=scale, title=f"predicted {_TITLES[metric]} (s)", axis=alt.Axis(format="~g")),
+            x=alt.X("measured:Q", scale=scale, title=f"measured {_TITLES[metric]} (s)", axis=axis),
+            y=alt.Y("predicted:Q", scale=scale, title=f"predicted {_TITLES[metric]} (s)", axis=axis),
             color=alt.Color("engine:N", scale=colours, title="engine"),
         )
         lines = [_line(low, high, factor, scale) for factor in (0.8, 1.0, 1.25)]
@@ -177,5 +183,9 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _document(chart: Any, title: str) -> dict[str, Any]:
-    document = chart.properties(title=title).configure(font=FONT, background="white").configure_title(anchor="start")
-    return dict(document.configure_view(strokeWidth=0).to_dict())
+    heading = {"text": title, "fontSize": 14, "anchor": "start", "offset": 14}
+    document = chart.properties(title=heading, background="white")
+    styled = document.configure(font=FONT).configure_title(fontSize=12, fontWeight="normal", anchor="start")
+    styled = styled.configure_axis(
+        gridColor="#e8e8e8", domainColor="#888888", tickColor="#888888", titleFontWeight="normal")
+    return dict(styled.configure_view(stroke="#bbbbbb").to_dict())
