@@ -49,8 +49,7 @@ class LockStepOptions:
 @dataclass(frozen=True, slots=True)
 class _Built:
     settings: SchedulerSettings
-    scheduler: Scheduler
-    figures: Figures | None = None
+    make: Callable[[], tuple[Scheduler, Figures | None]]  # the readable scheduler; its blocks are many
     fast: KernelOptions | None = None  # the compiled kernel knows it
 
 
@@ -87,8 +86,8 @@ def run_of(text: str, implementation: str = "auto") -> PolicyRun:
             return run_fast(deployed, fast, load, until_s, progress)
         if engine_choice == "kernel":
             raise SpecError(f"policy: {name} has no compiled version for this load; use engine=reference")
-        figures = built.figures or _figures_of(deployed)
-        engine = ReferenceEngine(built.settings, load, figures, scheduler=built.scheduler)
+        scheduler, figures = built.make()
+        engine = ReferenceEngine(built.settings, load, figures or _figures_of(deployed), scheduler=scheduler)
         return engine.run(until_s=until_s, progress=progress)
 
     return run
@@ -103,7 +102,7 @@ def _figures_of(deployed: DeployedEngine) -> Figures:
 
 def _sglang(deployed: DeployedEngine, given: Options, *, mixed: bool = False) -> _Built:
     options = options_from(SglangOptions, given, policy="sglang", **_sglang_flags(deployed, mixed=mixed))
-    return _Built(deployed.settings, SglangScheduler(deployed.settings, options), fast=options)
+    return _Built(deployed.settings, lambda: (SglangScheduler(deployed.settings, options), None), fast=options)
 
 
 def _sglang_flags(deployed: DeployedEngine, *, mixed: bool) -> dict[str, object]:
@@ -129,13 +128,13 @@ def _sglang_mixed(deployed: DeployedEngine, given: Options) -> _Built:
 
 def _no_evict(deployed: DeployedEngine, given: Options) -> _Built:
     options = options_from(TrtllmOptions, given, policy="trtllm-no-evict", **_trtllm_flags(deployed))
-    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options), fast=options)
+    return _Built(deployed.settings, lambda: (TrtllmScheduler(deployed.settings, options), None), fast=options)
 
 
 def _max_utilization(deployed: DeployedEngine, given: Options) -> _Built:
     options = options_from(TrtllmOptions, given, policy="trtllm-max-utilization", capacity="max-utilization",
                            **_trtllm_flags(deployed))
-    return _Built(deployed.settings, TrtllmScheduler(deployed.settings, options), fast=options)
+    return _Built(deployed.settings, lambda: (TrtllmScheduler(deployed.settings, options), None), fast=options)
 
 
 def _swap(deployed: DeployedEngine, given: Options) -> _Built:
@@ -147,7 +146,7 @@ def _swap(deployed: DeployedEngine, given: Options) -> _Built:
         known |= {"link_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}
     options = options_from(SwapOptions, given, policy="swap", **known)
     fast = options if options.host_blocks is None else None
-    return _Built(deployed.settings, SwapScheduler(deployed.settings, options), fast=fast)
+    return _Built(deployed.settings, lambda: (SwapScheduler(deployed.settings, options), None), fast=fast)
 
 
 def _speculative(deployed: DeployedEngine, given: Options) -> _Built:
@@ -155,7 +154,7 @@ def _speculative(deployed: DeployedEngine, given: Options) -> _Built:
     options = options_from(SpeculationOptions, others, policy="speculative")
     settings = replace(deployed.settings, async_scheduling=False)
     draft = _draft_seconds(deployed, given["draft_model"]) if "draft_model" in given else None
-    return _Built(settings, SpeculativeScheduler(settings, options, draft))
+    return _Built(settings, lambda: (SpeculativeScheduler(settings, options, draft), None))
 
 
 def _draft_seconds(deployed: DeployedEngine, name: str) -> DraftSeconds:
@@ -176,9 +175,13 @@ def _lock_step(deployed: DeployedEngine, given: Options) -> _Built:
     if ranks != deployed.deployment.parallel.attention_dp:
         raise SpecError(f"policy: lock-step:ranks={ranks} is not the deployment's attention_dp; set --attention-dp")
     one = deployed.settings
-    scheduler = LockStepScheduler(one, ranks)
     together = replace(one, num_blocks=one.num_blocks * ranks)
-    return _Built(together, scheduler, lock_step_figures(deployed.model, scheduler))
+
+    def make() -> tuple[Scheduler, Figures | None]:
+        scheduler = LockStepScheduler(one, ranks)
+        return scheduler, lock_step_figures(deployed.model, scheduler)
+
+    return _Built(together, make)
 
 
 _BUILDERS: Final[dict[str, Callable[[DeployedEngine, Options], _Built]]] = {
