@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ MODELS = (
     "llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "llama-4-scout", "deepseek-r1", "deepseek-v3.2",
     "deepseek-v4-flash", "qwen3-next-80b-a3b", "qwen3-30b-a3b", "mixtral-8x7b", "nemotron-3-nano-30b-a3b",
 )  # fmt: skip
-SPLITS = ({"tp": 1}, {"tp": 8}, {"tp": 2, "dp": 4})
+SPLITS = ({"tp": 1}, {"tp": 8}, {"tp": 2, "dp": 4}, {"tp": 8, "engine": "sglang"})
 
 
 def seconds(cost: StepCost, contexts: NDArray[np.int64], chunks: list[tuple[int, int]]) -> float:
@@ -40,7 +42,7 @@ def _request(rank: int, *, computed: int, target: int) -> Request:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-def test_equal_to_latency(model: str, split: dict[str, int]) -> None:
+def test_equal_to_latency(model: str, split: dict[str, Any]) -> None:
     deployment = bstar.deployment(model=model, gpu="h200-sxm-141gb", **split)
     if deployment.parallel.dp > 1:
         pytest.skip("a dense model's dp is replicas")

@@ -99,7 +99,7 @@ def _kernel_values(key: ConstantKey) -> dict[str, Value]:
     of_generation = {k: v for k, v in found.items() if isinstance(v, dict) and k != "engine"}
     own = found.get("engine", {}).get(key.engine, {})
     out: dict[str, Value] = {}
-    shared = {k: data[k] for k in ("moe_gemm", "elementwise", "state", "collective", "host_bus")}
+    shared = {k: data[k] for k in ("elementwise", "state", "collective", "host_bus")}
     layers = [
         (shared, "assumed", "kernels.toml"),
         ({k: v for k, v in default.items() if isinstance(v, dict)}, default["provenance"], default["source"]),

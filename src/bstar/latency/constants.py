@@ -29,11 +29,12 @@ from bstar.latency.constant_values import ConstantKey, Value, resolved_values
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
 
-GEMM_CLASSES: Final = ("bf16", "fp8", "fp8_block", "fp4", "int8", "weight_only")
+GEMM_CLASSES: Final = ("bf16", "fp8", "fp8_block", "fp4", "int8", "weight_only", "mxfp4_a16", "mxfp4_a8")
 LINKS: Final = ("nvlink", "pcie", "network")
+MATRIX_FAMILIES: Final = (*(f"gemm.{c}" for c in GEMM_CLASSES), *(f"moe_gemm.{c}" for c in GEMM_CLASSES))
 KERNEL_FAMILIES: Final = (
-    *(f"gemm.{c}" for c in GEMM_CLASSES), *(f"moe_gemm.{c}" for c in GEMM_CLASSES),
-    "attention_decode.wide", "attention_decode.narrow", "attention_prefill", "elementwise", "state",
+    *MATRIX_FAMILIES, "attention_decode.wide", "attention_decode.narrow", "attention_decode.latent",
+    "attention_prefill", "elementwise", "state",
 )  # fmt: skip
 
 
@@ -76,6 +77,8 @@ def constant_specs() -> Mapping[str, ConstantSpec]:
         add(f"scale.{name}", what)
     for family in KERNEL_FAMILIES:
         for name, what in raw["kernel"].items():
+            add(f"{family}.{name}", what, f" ({family})")
+        for name, what in raw["matrix"].items() if family in MATRIX_FAMILIES else ():
             add(f"{family}.{name}", what, f" ({family})")
     for link in LINKS:
         for name, what in raw["link"].items():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bstar.errors import SpecError
+from bstar.physics.arithmetic import computed_dtype
 from bstar.physics.work import Work
 from bstar.specs.device import DeviceSpec, LinkSpec
 from bstar.specs.formats import FORMATS, KvFormat
@@ -21,22 +22,39 @@ _GEMM_CLASSES = {
 
 def gemm_class(weight_format: str, bits: int, computed: str, wanted: str) -> str:
     """The class of a GEMM's kernel: by format, `weight_only` where narrow weights are computed in 16 bits."""
+    if weight_format == "mxfp4":
+        return "mxfp4_a8" if computed == "fp8" else "mxfp4_a16"
     if bits < 16 and (wanted in ("bf16", "fp16", "fp32") or computed != wanted):
         return "weight_only"
     return _GEMM_CLASSES.get(weight_format, "bf16")
 
 
+def kernel_dtype(work: Work, device: DeviceSpec) -> str | None:
+    """The dtype whose peak bounds a work's kernel on `device`, None where there is no arithmetic to speak of.
+
+    Experts in MXFP4 are multiplied with MXFP8 activations from Blackwell's data-centre chips on (the kernels that
+    vLLM, SGLang and TensorRT-LLM take there), with 16-bit ones elsewhere.
+    """
+    if work.compute_dtype is None:
+        return None
+    if work.weight_format == "mxfp4" and device.compute_capability in (100, 103) and "fp8" in device.peak_flops_per_s:
+        return "fp8"
+    return computed_dtype(device, work.compute_dtype)
+
+
 def kernel_family(work: Work, kv: KvFormat, computed: str | None) -> str:
     """The family of constants of a work's kernel ("gemm.fp8", "attention_decode.wide", …); not of a collective.
 
-    computed   the dtype that the device computes it in, None where there is no arithmetic to speak of
+    computed   `kernel_dtype` of the work
     """
     if work.kind in ("gemm", "moe_gemm"):
         fmt = FORMATS.get(work.weight_format)
         kind = gemm_class(work.weight_format, fmt.bits if fmt else 16, computed or "", work.compute_dtype or "")
         return f"{work.kind}.{kind}"
     if work.kind == "attention_decode":
-        return "attention_decode.narrow" if kv.bits < 16 else "attention_decode.wide"
+        if work.form == "latent":
+            return "attention_decode.latent"
+        return "attention_decode.narrow" if kv.bits < 16 or work.form == "index" else "attention_decode.wide"
     if work.kind == "attention_prefill":
         return "attention_prefill"
     return "state" if work.kind == "state" else "elementwise"

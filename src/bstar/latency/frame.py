@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.errors import SpecError
-from bstar.latency.efficiency import kernel_family, link_for
-from bstar.physics.arithmetic import computed_dtype, fallback_note
+from bstar.latency.efficiency import kernel_dtype, kernel_family, link_for
+from bstar.latency.experts import ExpertLoad
+from bstar.latency.graphs import GraphUse, graph_use
+from bstar.physics.arithmetic import fallback_note
 from bstar.physics.loading import offloaded_weight_bytes
 from bstar.physics.operators import CompiledStep, compiled_step
+from bstar.physics.statistics import count
 from bstar.physics.work import Work
 from bstar.specs.deployment import Deployment
 from bstar.specs.ffn import MoeFfn
@@ -29,9 +32,11 @@ IntArray = NDArray[np.int64]
 class StepFrame:
     """Per operator: peak FLOP/s, bandwidth (of memory, or of the link of a collective), names of its constants.
 
-    constants     names that some operator uses; `fixed`, `compute`, `memory` index them (−1: none)
-    scale_…       likewise, of the factor between a kernel alone and in serving
-    launch_share  whether its fixed time shrinks when it is replayed from a graph (not a collective's latency)
+    constants     names that some operator uses; `places` (rows: PLACES) index them (−1: none)
+    row_flops     FLOPs of one row of a matrix product (of each expert, all of them, where routed), all layers
+    ranks         devices of a collective, 2 elsewhere
+    streaming, rounded, routed   operators that stream the cache, have a rounded corner, read routed experts (`load`)
+    reaches       (statistics,) 1 where a statistic grows with the context of decoded tokens
     host_share    share of the weight bytes that come over the host bus; bus_s_per_byte at the datasheet's bandwidth
     layers, moe_layers   of the whole model
     """
@@ -40,21 +45,32 @@ class StepFrame:
     peak: FloatArray
     bandwidth: FloatArray
     constants: tuple[str, ...]
-    fixed: IntArray
-    compute: IntArray
-    memory: IntArray
-    scale_compute: IntArray
-    scale_memory: IntArray
-    launch_share: NDArray[np.bool_]
+    places: IntArray
+    row_flops: FloatArray
+    ranks: FloatArray
     collective: NDArray[np.bool_]
     host_share: FloatArray
     bus_s_per_byte: float
+    streaming: IntArray
+    rounded: IntArray
+    routed: IntArray
+    load: ExpertLoad
+    row_index: IntArray
+    reaches: FloatArray
+    tokens_index: int
+    prefill_index: int
+    sequences_index: int
+    graphs: GraphUse
     layers: int
     moe_layers: int
     names: tuple[str, ...]
     name_matrix: FloatArray
     notes: tuple[str, ...]
 
+
+# What `StepFrame.places` has a row for. A collective's "half_rows" is the latency of a further rank, its
+# "compute" how its bandwidth falls with ranks.
+PLACES: Final = ("fixed", "compute", "memory", "half_rows", "scale_compute", "scale_memory")
 
 # The constant that scales a kernel's compute and memory fraction, by kind of work.
 _SCALES: Final = {
@@ -94,33 +110,46 @@ def _build(deployment: Deployment) -> StepFrame:
     step = compiled_step(deployment.model, deployment.parallel, deployment.kv_format, "all")
     n, names = len(step.works), _Names()
     peak, bandwidth = np.full(n, np.inf), np.full(n, device.bandwidth_bytes_per_s)
-    places = np.full((5, n), -1, dtype=np.int64)
+    places = np.full((len(PLACES), n), -1, dtype=np.int64)
+    row_flops, ranks = np.zeros(n), np.full(n, 2.0)
     notes: dict[str, None] = {}
     for i, work in enumerate(step.works):
         if work.collective is not None:
             link = link_for(device, _span(deployment, work))
             bandwidth[i] = link.bandwidth_bytes_per_s
-            places[0, i] = names.place(f"collective.{link.kind}.latency_s")
-            places[2, i] = names.place(f"collective.{link.kind}.bandwidth")
+            fields = ("latency_s", "sharing", "bandwidth", "rank_latency_s")
+            places[:4, i] = [names.place(f"collective.{link.kind}.{field}") for field in fields]
+            ranks[i] = max(work.collective.ranks, 2)
             continue
-        computed = None
-        if work.compute_dtype is not None:
-            computed = computed_dtype(device, work.compute_dtype)
+        computed = kernel_dtype(work, device)
+        if computed is not None and work.compute_dtype is not None:
             peak[i] = device.peak(computed)
             note = fallback_note(device, work.compute_dtype)
             if note is not None:
                 notes[note] = None
         family = kernel_family(work, deployment.kv_format, computed)
         places[:3, i] = [names.place(f"{family}.{field}") for field in ("t0_s", "compute", "memory")]
-        places[3:, i] = [names.place(name) for name in _SCALES.get(work.kind, (None, None))]
+        if work.kind in ("gemm", "moe_gemm"):
+            places[3, i] = names.place(f"{family}.half_rows")
+            row_flops[i] = step.flops[i].sum()
+            if work.routing is not None:
+                row_flops[i] *= work.routing.num_experts / work.routing.top_k
+        places[4:, i] = [names.place(name) for name in _SCALES.get(work.kind, (None, None))]
     operators = tuple(dict.fromkeys(w.name for w in step.works))
     collective = np.array([w.collective is not None for w in step.works])
     share, bus_s_per_byte = _host_reads(deployment, step)
     model = deployment.model
     return StepFrame(
-        step=step, peak=peak, bandwidth=bandwidth, constants=tuple(names.places), fixed=places[0], compute=places[1],
-        memory=places[2], scale_compute=places[3], scale_memory=places[4], launch_share=~collective,
-        collective=collective, host_share=share, bus_s_per_byte=bus_s_per_byte, layers=model.num_layers,
+        step=step, peak=peak, bandwidth=bandwidth, constants=tuple(names.places), places=places, row_flops=row_flops,
+        ranks=ranks, collective=collective, host_share=share, bus_s_per_byte=bus_s_per_byte,
+        streaming=np.flatnonzero([w.kind == "attention_decode" for w in step.works]),
+        rounded=np.flatnonzero([bool(w.flops) and w.kind != "attention_decode" for w in step.works]),
+        routed=np.flatnonzero(step.routed), load=_load(step), row_index=step.rows.argmax(axis=1),
+        reaches=np.array([float(s is not None and name.endswith("_decode")) for name, s in step.statistics]),
+        tokens_index=step.statistics.index(count("tokens")),
+        prefill_index=step.statistics.index(count("prefill_tokens")),
+        sequences_index=step.statistics.index(count("sequences")), graphs=graph_use(deployment),
+        layers=model.num_layers,
         moe_layers=sum(group.count for group in model.layers if isinstance(group.ffn, MoeFfn)),
         names=operators, notes=tuple(notes),
         name_matrix=np.array([[float(w.name == name) for w in step.works] for name in operators]),
@@ -133,6 +162,13 @@ def _span(deployment: Deployment, work: Work) -> int:
     if work.collective.kind == "p2p":
         return deployment.parallel.devices_per_copy
     return work.collective.ranks
+
+
+def _load(step: CompiledStep) -> ExpertLoad:
+    routing = [work.routing for work in step.works if work.routing is not None]
+    experts, top_k, ranks = (np.array([float(getattr(r, name)) for r in routing]) for name in (
+        "num_experts", "top_k", "ranks"))  # fmt: skip
+    return ExpertLoad(experts=experts, top_k=top_k, ranks=ranks, skew=0.0)
 
 
 def _host_reads(deployment: Deployment, step: CompiledStep) -> tuple[FloatArray, float]:

@@ -1,10 +1,16 @@
 """From the work of a step to seconds: the floor and the expected time, for one deployment.
 
     floor       Σ operators max(FLOPs / peak, (weights + cache read) / bandwidth)
-    expected    Σ operators launches·t0·g + ((FLOPs / e_c·peak)^p + (bytes / e_m·bandwidth)^p)^(1/p)
+    expected    Σ operators launches·t0·g + (((FLOPs + half_rows·FLOPs of a row) / e_c·peak)^p
+                                             + (bytes / e_m·bandwidth)^p)^(1/p)
                 (decode attention: activations / e_m·bandwidth + max of the two over the cache: affine in context)
-                + Σ collectives launches·latency + bytes / e·link + engine overhead per step and per sequence
+                + Σ collectives launches·latency + bytes / e·link + gaps of every layer
+                where the step is not replayed from a CUDA graph: smooth max of that (but for decode attention's reading
+                of the cache) with the time that launching its kernels from the host takes
+                + engine overhead per step and per sequence
 
+A decode step that is replayed is padded to a captured batch. Routed experts are those of the busiest rank
+(`bstar.latency.experts`).
 The floor leaves activations and collectives out: what stays on chip or overlaps could cost nothing, so no
 engine beats it. Operators are one after another because the kernels of a step are.
 """
@@ -12,16 +18,17 @@ engine beats it. Operators are one after another because the kernels of a step a
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bstar.latency.constants import Constants, constants_for
-from bstar.latency.frame import frame_for
+from bstar.latency.experts import ExpertLoad
+from bstar.latency.frame import PLACES, frame_for
+from bstar.latency.graphs import GraphUse
 from bstar.physics.operators import CompiledStep
-from bstar.physics.statistics import count
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
 
@@ -37,6 +44,8 @@ class StepWork:
     compute, activations, cache, weights   at the rates that the kernels reach (collectives: activations = link)
     light_compute, light_memory            at peak and full bandwidth: weights and cache alone
     fixed                                  launches and latencies
+    reach                                  of a whole step: what its decode attention takes for the cache it reads
+    launching                              of a whole step: launching it from the host; 0 where it is replayed
     """
 
     compute: FloatArray
@@ -47,6 +56,8 @@ class StepWork:
     light_memory: FloatArray
     fixed: FloatArray
     sequences: FloatArray
+    reach: FloatArray
+    launching: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,11 +83,16 @@ class StepModel:
 
     rates      (5, operators, statistics): seconds per unit of each statistic of compute, activations, cache (at the
                kernels' rates), compute and cache (at light speed); one product gives a step's resources
-    weights_s, light_weights_s   reading all weights; `routed` entries are scaled by the touched share of experts
+    base_s     compute that comes with the first row (half_rows); of routed experts, with every expert read
+    reach_activations   (statistics,) of decode attention's activations, what grows with the context
+    weights_s, light_weights_s   reading all weights; `routed` entries are scaled by the share of experts that is read
+    layers_s, launch_s   gaps of all layers; launching all layers from the host
     """
 
     step: CompiledStep
     rates: FloatArray
+    base_s: FloatArray
+    reach_activations: FloatArray
     weights_s: FloatArray
     light_weights_s: FloatArray
     fixed_s: FloatArray
@@ -84,16 +100,20 @@ class StepModel:
     streaming: NDArray[np.int64]
     rounded: NDArray[np.int64]
     routed: NDArray[np.int64]
-    miss: FloatArray
+    load: ExpertLoad
     row_index: NDArray[np.int64]
+    graphs: GraphUse
     smoothing: float
     constants: Constants
     layers_s: float
+    launch_s: float
     per_step_s: float
     per_sequence_s: float
     pipeline_stages: int
     names: tuple[str, ...]
     name_matrix: FloatArray
+    tokens_index: int
+    prefill_index: int
     sequences_index: int
     notes: tuple[str, ...]
     provenance: Provenance
@@ -106,39 +126,36 @@ class StepModel:
 
     def work_of(self, values: FloatArray) -> StepWork:
         """The work of steps with these statistics, (statistics,) or (statistics, m)."""
-        n = len(self.weights_s)
+        n, tokens, prompts = len(self.weights_s), values[self.tokens_index], values[self.prefill_index] > 0
         parts = (self.rates.reshape(5 * n, -1) @ values).reshape(5, n, *values.shape[1:])
-        tokens = values[self.step.expert_tokens_index]
-        return self._with_weights(parts, values[self.row_index] > 0, tokens, values[self.sequences_index])
+        one = parts.ndim == 2
+        if self.graphs.sizes.size:
+            padding = np.where(prompts, 0.0, self.graphs.padded(tokens) - tokens)
+            parts[:2] += np.multiply.outer(self.rates[:2, :, self.tokens_index], padding)
+        read = (values[self.row_index] > 0).astype(float)
+        compute, activations, light_read = parts[0], parts[1], read
+        if self.routed.size:
+            expert_tokens = values[self.step.expert_tokens_index]
+            share, rows = self.load.busiest(expert_tokens)
+            light_read = read.copy()
+            light_read[self.routed] *= 1.0 - self.load.missed(expert_tokens)
+            read[self.routed] *= share
+            compute[self.routed] *= rows
+            activations[self.routed] *= rows
+        compute += _column(self.base_s, one) * read
+        reach = np.maximum(compute[self.streaming], parts[2][self.streaming]).sum(axis=0)
+        launched = (tokens > self.graphs.largest) | (prompts & (not self.graphs.mixed))
+        return StepWork(
+            compute=compute, activations=activations, cache=parts[2], weights=_column(self.weights_s, one) * read,
+            light_compute=parts[3], light_memory=parts[4] + _column(self.light_weights_s, one) * light_read,
+            fixed=_column(self.fixed_s, one) * (values[self.row_index] > 0), sequences=values[self.sequences_index],
+            reach=reach + self.reach_activations @ values, launching=np.where(launched, self.launch_s, 0.0),
+        )  # fmt: skip
 
     def decode_work(self, context: float, sequences: FloatArray | float) -> StepWork:
-        """The work of decode steps with `sequences` (a number or (m,)) in each stage: linear but for the experts."""
+        """The work of decode steps with `sequences` (a number or (m,)) in each stage."""
         one = self.step.decode_values(context)
-        n = len(self.weights_s)
-        parts = (self.rates.reshape(5 * n, -1) @ one).reshape(5, n)
-        active = one[self.row_index] > 0
-        many = np.ndim(sequences) > 0
-        scaled = np.multiply.outer(parts, sequences) if many else parts * sequences
-        return self._with_weights(
-            scaled, active[:, None] if many else active, sequences * one[self.step.expert_tokens_index],
-            sequences * one[self.sequences_index],
-        )  # fmt: skip
-
-    def _with_weights(
-        self, parts: FloatArray, active: NDArray[np.bool_], expert_tokens: FloatArray, sequences: FloatArray
-    ) -> StepWork:
-        one = parts.ndim == 2
-        touched: FloatArray = active.astype(float)
-        if self.routed.size:
-            touched = np.broadcast_to(touched, parts.shape[1:]).copy()
-            miss = self.miss if one else self.miss[:, None]
-            touched[self.routed] *= 1.0 - miss**expert_tokens
-        return StepWork(
-            compute=parts[0], activations=parts[1], cache=parts[2],
-            weights=_column(self.weights_s, one) * touched, light_compute=parts[3],
-            light_memory=parts[4] + _column(self.light_weights_s, one) * touched,
-            fixed=_column(self.fixed_s, one) * active, sequences=sequences,
-        )  # fmt: skip
+        return self.work_of(np.multiply.outer(one, sequences) if np.ndim(sequences) else one * sequences)
 
     def floor_s(self, work: StepWork) -> FloatArray:
         """Floor per operator: nothing but arithmetic at peak and weights and cache at full bandwidth."""
@@ -150,15 +167,18 @@ class StepModel:
         memory = work.weights + work.activations + work.cache
         body = memory.copy()
         rows = self.rounded
-        body[rows] = _smooth_max(work.compute[rows], memory[rows], self.smoothing)
+        body[rows] = smooth_max(work.compute[rows], memory[rows], self.smoothing)
         # Decode attention streams the cache: every key costs the greater of its bytes and its arithmetic, so the
         # step stays affine in the context (the simulator sums many steps in closed form).
         rows = self.streaming
         body[rows] += np.maximum(work.compute[rows] - work.cache[rows], 0.0)
+        engine = self.per_step_s * self.pipeline_stages + self.layers_s + self.per_sequence_s * work.sequences
+        if np.any(work.launching):
+            kernels = work.fixed.sum(axis=0) + body.sum(axis=0) + self.layers_s - work.reach
+            engine = engine + smooth_max(kernels, work.launching, self.smoothing) - kernels
         return OperatorTimes(
             fixed=work.fixed, body=body, compute_bound=work.compute > memory,
-            cache_share=work.cache / np.maximum(memory, 1e-30),
-            engine=self.per_step_s * self.pipeline_stages + self.layers_s + self.per_sequence_s * work.sequences,
+            cache_share=work.cache / np.maximum(memory, 1e-30), engine=engine,
         )  # fmt: skip
 
     def expected_s(self, values: FloatArray) -> FloatArray:
@@ -166,7 +186,7 @@ class StepModel:
         return self.times(self.work_of(values)).total_s
 
 
-def _smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
+def smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
     """(a^p + b^p)^(1/p): a max with a round corner, both resources are busy near the ridge."""
     if power == 3.0:
         cubes: FloatArray = np.cbrt(a * a * a + b * b * b)
@@ -205,30 +225,33 @@ def step_model(deployment: Deployment, constants: Constants | None = None) -> St
 def build_step_model(deployment: Deployment, constants: Constants) -> StepModel:
     """A step model that nothing keeps (a fit builds thousands)."""
     frame = frame_for(deployment)
-    step, c = frame.step, np.append(constants.array(frame.constants), 1.0)
-    compute = np.minimum(c[frame.compute] * c[frame.scale_compute], 1.0)
-    memory = np.minimum(c[frame.memory] * c[frame.scale_memory], 1.0)
-    launch = 1.0 if deployment.engine.enforce_eager else constants["graph_fraction"]
-    effective = frame.bandwidth * memory
-    collective = frame.collective[:, None]
-    moved = step.reads + np.where(collective, 0.0, step.writes)
+    step, values = frame.step, np.append(constants.array(frame.constants), 1.0)
+    c = dict(zip(PLACES, values[frame.places], strict=True))
+    linked, ranks = frame.collective, frame.ranks
+    compute = np.where(linked, 1.0, np.minimum(c["compute"] * c["scale_compute"], 1.0))
+    memory = np.minimum(c["memory"] * c["scale_memory"], 1.0)
+    effective = frame.bandwidth * memory * np.where(linked, (2.0 / ranks) ** c["compute"], 1.0)
+    fixed = np.where(linked, c["fixed"] + (ranks - 2.0) * c["half_rows"], c["fixed"] * constants["graph_fraction"])
+    peak = frame.peak * compute
+    moved = step.reads + np.where(linked[:, None], 0.0, step.writes)
     share, bus = frame.host_share, frame.bus_s_per_byte
-    routed = np.flatnonzero(step.routed)
+    rates = np.stack([
+        step.flops / peak[:, None], moved / effective[:, None],
+        step.kv_reads / effective[:, None], step.flops / frame.peak[:, None],
+        np.where(linked[:, None], 0.0, step.kv_reads / frame.bandwidth[:, None]),
+    ])  # fmt: skip
     return StepModel(
         step=step, collective=frame.collective, smoothing=constants["smoothing"], names=frame.names, notes=frame.notes,
-        constants=constants, fixed_s=step.launches * c[frame.fixed] * np.where(frame.launch_share, launch, 1.0),
-        rates=np.stack([
-            step.flops / (frame.peak * compute)[:, None], moved / effective[:, None],
-            step.kv_reads / effective[:, None], step.flops / frame.peak[:, None],
-            np.where(collective, 0.0, step.kv_reads / frame.bandwidth[:, None]),
-        ]),
+        constants=constants, fixed_s=step.launches * fixed, rates=rates,
+        base_s=np.where(linked, 0.0, c["half_rows"] * frame.row_flops / peak),
+        reach_activations=rates[1][frame.streaming].sum(axis=0) * frame.reaches,
         weights_s=step.weight_bytes * ((1 - share) / effective + share * bus / constants["host_bus.bandwidth"]),
         light_weights_s=step.weight_bytes * ((1 - share) / frame.bandwidth + share * bus),
-        streaming=np.flatnonzero([w.kind == "attention_decode" for w in step.works]),
-        rounded=np.flatnonzero([bool(w.flops) and w.kind != "attention_decode" for w in step.works]),
-        routed=routed, miss=step.miss_base[routed], row_index=step.rows.argmax(axis=1),
+        streaming=frame.streaming, rounded=frame.rounded, routed=frame.routed,
+        load=replace(frame.load, skew=constants["expert_skew"]), row_index=frame.row_index, graphs=frame.graphs,
         layers_s=frame.layers * constants["layer_s"] + frame.moe_layers * constants["moe_layer_s"],
+        launch_s=frame.layers * constants["eager_layer_s"],
         per_step_s=constants["step_s"], per_sequence_s=constants["sequence_s"],
-        pipeline_stages=deployment.parallel.pp, name_matrix=frame.name_matrix,
-        sequences_index=step.statistics.index(count("sequences")), provenance=constants.provenance,
+        pipeline_stages=deployment.parallel.pp, name_matrix=frame.name_matrix, tokens_index=frame.tokens_index,
+        prefill_index=frame.prefill_index, sequences_index=frame.sequences_index, provenance=constants.provenance,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from bstar.physics.partition import rank_formats, rank_shape
 from bstar.physics.statistics import count
 from bstar.physics.weights import block_bytes, tensor_bytes
 from bstar.physics.work import Coefficients, Routing, Work, collective_work
-from bstar.specs.attention import LatentAttention, NoMixer
+from bstar.specs.attention import GroupedQueryAttention, LatentAttention, NoMixer
 from bstar.specs.ffn import MoeFfn
 from bstar.specs.model import LayerGroup, ModelSpec, WeightFormats
 from bstar.specs.tensors import WeightTensor
@@ -46,6 +46,10 @@ def layer_works(model: ModelSpec, group: LayerGroup, rank: Rank) -> list[Work]:
         works = _absorb(works, mixer, rank)
     works += _projection_traffic(in_mixer, rank)
     works += mixer_works(mixer, rank)
+    if isinstance(mixer, GroupedQueryAttention) and mixer.qk_norm == "full" and rank.parallel.tp > 1:
+        # The norm spans the heads of all ranks: two sums of squares a token are added up (vLLM's MiniMax and OLMo 2).
+        reduce = Collective(kind="allreduce", ranks=rank.parallel.tp)
+        works.append(collective_work("allreduce", reduce, {TOKENS: 8.0}))
     if not isinstance(mixer, NoMixer):
         works += _reduce(model, rank)
     works += _norms(group.extra, model.hidden_size, group.formats, rank)
@@ -94,7 +98,7 @@ def _gemm_work(gemm: _Gemm, rank: Rank, ffn: MoeFfn | None) -> Work:
     if gemm.experts:
         assert ffn is not None, "expert tensors belong to a MoE"
         basis, scale = EXPERT_TOKENS, ffn.top_k / rank.parallel.ep
-        routing = Routing(num_experts=ffn.num_experts, top_k=ffn.top_k)
+        routing = Routing(num_experts=ffn.num_experts, top_k=ffn.top_k, ranks=rank.parallel.ep)
     a = rank.activation_bytes * scale
     return Work(
         name=gemm.role, kind="moe_gemm" if gemm.experts else "gemm", rows=basis, routing=routing,

@@ -65,7 +65,8 @@ def mixer_works(mixer: Mixer, rank: Rank) -> tuple[Work, ...]:
 
 
 def _attention(
-    rank: Rank, *, phase: str, span: Span, flops_per_pair: float, entry: float, query: float, cache_write: float = 0.0
+    rank: Rank, *, phase: str, span: Span, flops_per_pair: float, entry: float, query: float, cache_write: float = 0.0,
+    form: str = "",
 ) -> Work:
     """Attention of one phase. `entry` bytes per key; `query` elements per token. Its output: `_handover`."""
     tokens: Statistic = (f"{phase}_tokens", None)  # type: ignore[assignment]
@@ -75,7 +76,7 @@ def _attention(
     return Work(
         name="attn", kind="attention_decode" if phase == "decode" else "attention_prefill", rows=tokens,
         flops={pairs: flops_per_pair}, kv_reads={keys: entry}, reads={tokens: query * a},
-        writes={tokens: cache_write}, compute_dtype=rank.dtype,
+        writes={tokens: cache_write}, compute_dtype=rank.dtype, form=form,
     )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def _latent(m: LatentAttention, rank: Rank) -> tuple[Work, ...]:
     def absorbed(phase: str) -> Work:
         return _attention(
             rank, phase=phase, span=span, flops_per_pair=2.0 * heads * (latent + m.kv_lora_rank), entry=cached,
-            query=heads * latent, cache_write=cached,
+            query=heads * latent, cache_write=cached, form="latent",
         )  # fmt: skip
 
     works = [absorbed("decode"), absorbed("prefill") if sparse else _unabsorbed(m, rank, heads, cached)]
@@ -163,7 +164,7 @@ def _index_scores(ix: SparseIndexer, rank: Rank, entry: float, span: Span) -> li
             name="indexer", kind="attention_decode" if phase == "decode" else "attention_prefill", rows=tokens,
             flops={pairs: 2.0 * ix.num_heads * ix.head_dim}, kv_reads={keys: entry},
             reads={tokens: float(ix.num_heads * ix.head_dim)}, writes={tokens: entry, pairs: 4.0},
-            compute_dtype="fp8",
+            compute_dtype="fp8", form="index",
         ))  # fmt: skip
     return out
 

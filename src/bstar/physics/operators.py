@@ -116,7 +116,8 @@ class CompiledStep:
 def compiled_step(model: ModelSpec, parallel: ParallelSpec, kv: KvFormat, stage: Stage = "all") -> CompiledStep:
     """Operators of one rank: of pipeline stage `stage`, of the heaviest one, or of all stages in sequence."""
     works = _merged(_stage_works(model, parallel, kv, stage))
-    found: dict[Statistic, None] = dict.fromkeys([count("expert_tokens"), TOKENS, count("sequences")])
+    found: dict[Statistic, None] = dict.fromkeys([
+        count("expert_tokens"), TOKENS, count("sequences"), count("decode_tokens"), count("prefill_tokens")])
     for work in works:
         found.update(dict.fromkeys(sorted(work.statistics, key=repr)))
     statistics = tuple(found)

@@ -27,6 +27,7 @@ class Routing:
 
     num_experts: int
     top_k: int
+    ranks: int = 1  # that share the experts whole (expert parallelism)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Work:
     weight_format  name of the TensorFormat of a GEMM's weights, "" elsewhere
     rows           the statistic that is the row count M of its GEMM
     launches       kernels
+    form           what sets its kernel apart from others of its kind ("latent": absorbed MLA, "index": index scores)
     collective     for kind "collective": `reads` is then what a rank receives over the link
     message        bytes of the collective's message, per statistic
     """
@@ -56,6 +58,7 @@ class Work:
     rows: Statistic = ("tokens", None)
     launches: int = 1
     layers: int = 1
+    form: str = ""
     routing: Routing | None = None
     collective: Collective | None = None
     message: Coefficients = field(default_factory=_nothing)

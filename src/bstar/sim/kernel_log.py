@@ -6,6 +6,7 @@ and the counts of a run grow linearly: one small matrix product gives the work o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -88,15 +89,17 @@ class RunWork:
         rows = [_weights_of(statistic, model, cost, self.width) for statistic in model.step.statistics]
         counts = np.array(rows)  # statistics per unit of each column
         flops, compute, memory = model.step.flops, model.rates[3], model.rates[4]
-        # Weights, by what makes them active and by the experts that are missed.
-        miss = np.zeros(len(model.weights_s))
-        miss[model.routed] = model.miss
-        groups: dict[tuple[int, float], float] = {}
-        for row, base, seconds in zip(
-            model.row_index.tolist(), miss.tolist(), model.light_weights_s.tolist(), strict=True
-        ):
-            groups[row, base] = groups.get((row, base), 0.0) + seconds
-        self.weights = [(base, seconds) for (_, base), seconds in groups.items()]
+        # Weights, by what makes them active and by the routing that decides which are missed (None: all are read).
+        routing = dict(zip(model.routed.tolist(), zip(model.load.experts, model.load.top_k, strict=True), strict=True))
+        groups: dict[tuple[int, tuple[float, float] | None], float] = {}
+        for i, (row, seconds) in enumerate(zip(model.row_index.tolist(), model.light_weights_s.tolist(), strict=True)):
+            key = row, routing.get(i)
+            groups[key] = groups.get(key, 0.0) + seconds
+        self.weights = [
+            (seconds, None if kind is None else replace(
+                model.load, experts=np.array([kind[0]]), top_k=np.array([kind[1]]), ranks=np.ones(1)))
+            for (_, kind), seconds in groups.items()
+        ]  # fmt: skip
         # One product of a chunk's columns: FLOPs, compute and memory seconds, expert tokens, what activates weights.
         self.linear = np.stack([
             counts.T @ flops.sum(axis=0), counts.T @ compute.sum(axis=0) / self.stages,
@@ -114,9 +117,9 @@ class RunWork:
         for first in range(0, len(mean), _PIECE):  # small enough that the product does not start threads
             np.matmul(mean[first : first + _PIECE], self.linear, out=work[first : first + _PIECE])
         memory_s = work[:, 2]
-        for g, (miss, seconds) in enumerate(self.weights):
+        for g, (seconds, load) in enumerate(self.weights):
             active = work[:, 4 + g] > 0
-            touched = active * (1.0 - miss ** work[:, 3]) if miss > 0 else active
+            touched = active if load is None else active * (1.0 - load.missed(work[:, 3])[0])
             memory_s = memory_s + seconds * touched
         return steps * work[:, 0], steps * work[:, 1], steps * memory_s
 

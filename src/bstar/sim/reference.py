@@ -134,14 +134,16 @@ def step_seconds(cost: StepCost, plan: Plan) -> float:
             x[FIRST_SPAN + 2 * g + 1] += keys / stride
     if x[PROMPT] == 0:
         return float(cost.decode_s[int(x[DECODE])] + reach_s)
-    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[len(plan.tokens)] + reach_s + cost.linear @ x
+    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[len(plan.tokens)] + cost.linear @ x
     total += cost.prompt_fixed_s + (cost.decode_fixed_s if x[DECODE] else 0.0)
-    for compute, memory, base, phase in zip(
-        cost.row_compute, cost.row_memory, cost.row_base, cost.row_phase, strict=True
+    for compute, memory, first, base, phase in zip(
+        cost.row_compute, cost.row_memory, cost.row_compute_base, cost.row_base, cost.row_phase, strict=True
     ):
         if phase != 1 or x[DECODE]:
-            total += ((compute @ x) ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
-    return float(total)
+            total += ((first + compute @ x) ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
+    if tokens > cost.graph_tokens and cost.launch_s > 0:
+        total = (total**cost.power + cost.launch_s**cost.power) ** (1 / cost.power)
+    return float(total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s)
 
 
 def _sees(position: int, limit: int, restarts: bool) -> int:

@@ -4,6 +4,7 @@ Operators are sorted by what their time depends on:
 
     tokens of the step alone            a table over the token budget
     positions that need logits alone    a table over max_num_seqs
+    nothing but a decode batch          a table over max_num_seqs (padded to what was captured), for pure decode steps
     linear in the batch's counts        coefficients (no arithmetic to speak of, or decode attention)
     two resources, several counts       a rounded corner, evaluated per step (prompt attention, states)
 
@@ -19,15 +20,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.latency.step_model import StepModel, step_model
+from bstar.latency.step_model import StepModel, smooth_max, step_model
 from bstar.physics.statistics import FULL, Span, Statistic
 from bstar.sim.kernel.cost import CACHED, DECODE, FIRST_SPAN, PROMPT, SEQUENCES, StepCost
 from bstar.specs.deployment import Deployment
 
 Floats = NDArray[np.float64]
+# An operator with a rounded corner: compute and memory seconds per x, seconds of weights and of the first row, phase.
+_Row = tuple[Floats, Floats, float, float, int]
 
 _TOKENS: Final = frozenset({("tokens", None), ("expert_tokens", None)})
 _SAMPLED: Final = frozenset({("sampled", None)})
+_DECODE_COUNTS: Final = frozenset({"tokens", "expert_tokens", "sampled", "sequences", "decode_tokens"})
 _PHASE: Final[dict[Statistic, int]] = {("decode_tokens", None): 1, ("prefill_tokens", None): 2}
 
 
@@ -50,7 +54,7 @@ class _Sorter:
     def __init__(self, model: StepModel, attention_dp: int, one_rank: bool) -> None:
         self.model = model
         self.statistics = model.step.statistics
-        # What one more of a statistic adds on a rank; experts see the tokens of all ranks.
+        # What one more of a count adds to a statistic on a rank; experts see the tokens of all ranks.
         own, everybody = (1.0, float(attention_dp)) if one_rank else (1.0 / attention_dp, 1.0)
         self.unit = np.array([everybody if name == "expert_tokens" else own for name, _ in self.statistics])
         self.own, self.everybody = own, everybody
@@ -61,48 +65,38 @@ class _Sorter:
 
     def cost(self, max_tokens: int, max_sequences: int) -> StepCost:
         m = self.model
-        by_tokens, by_sampled = np.zeros(max_tokens + 1), np.zeros(max_sequences + 2)
         linear, fixed = np.zeros(self.width), np.zeros(3)
         reach: dict[tuple[int, bool], float] = {(0, False): 0.0}
-        rows: list[tuple[Floats, Floats, float, int]] = []
-        linear[SEQUENCES] += m.per_sequence_s * self.own / m.pipeline_stages
+        rows: list[_Row] = []
         streaming, rounded = set(m.streaming.tolist()), set(m.rounded.tolist())
-        for i, work in enumerate(m.step.works):
-            phase = _PHASE.get(self.statistics[int(m.row_index[i])], 0)
-            used = {self.statistics[j] for j in np.flatnonzero(self.compute[i] + self.activations[i] + self.cache[i])}
+        by_tokens, by_sampled = _Table(m, max_tokens, self.unit), _Table(m, max_sequences + 1, self.unit)
+        for i in range(len(m.step.works)):
             row = self.statistics[int(m.row_index[i])]
+            phase = _PHASE.get(row, 0)
+            used = {self.statistics[j] for j in np.flatnonzero(self.compute[i] + self.activations[i] + self.cache[i])}
             if used <= _TOKENS and row in _TOKENS:
-                by_tokens[1:] += self._table(i, np.arange(1, max_tokens + 1))
+                by_tokens.add(i, rounded=i in rounded)
             elif used <= _SAMPLED and row in _SAMPLED:
-                by_sampled[1:] += self._table(i, np.arange(1, max_sequences + 2))
+                by_sampled.add(i, rounded=i in rounded)
             elif i in streaming:
                 linear += self._decode_attention(i, reach)
                 fixed[phase] += m.fixed_s[i] + m.weights_s[i]
             elif i in rounded:
                 rows.append((self._over_x(self.compute[i]), self._over_x(self.activations[i] + self.cache[i]),
-                             float(m.weights_s[i]), phase))  # fmt: skip
+                             float(m.weights_s[i]), float(m.base_s[i]), phase))  # fmt: skip
                 fixed[phase] += m.fixed_s[i]
             else:
                 linear += self._over_x(self.activations[i] + self.cache[i])
                 fixed[phase] += m.fixed_s[i] + m.weights_s[i]
-            assert work.routing is None or (used <= _TOKENS and row in _TOKENS), "routed weights follow the tokens"
-        return self._assembled(by_tokens, by_sampled, linear, fixed, reach, rows, max_sequences)
+            assert m.step.works[i].routing is None or used <= _TOKENS, "routed weights follow the tokens"
+        decode = self._decode_steps(max_sequences + 1)
+        return self._assembled(by_tokens.seconds(), by_sampled.seconds(), decode, linear, fixed, reach, rows)
 
-    def _table(self, i: int, counts: NDArray[np.int64]) -> Floats:
-        """Seconds of operator i where its statistics all are `counts`."""
-        m = self.model
-        share = m.microbatch(counts.astype(float))
-        compute = (self.compute[i] @ self.unit) * share
-        memory = ((self.activations[i] + self.cache[i]) @ self.unit) * share
-        weights = np.full(len(counts), m.weights_s[i])
-        routed = np.flatnonzero(m.routed == i)
-        if routed.size:
-            weights *= 1.0 - m.miss[routed[0]] ** (share * self.everybody)
-        body = memory + weights
-        if i in set(m.rounded.tolist()):
-            body = (compute**m.smoothing + body**m.smoothing) ** (1.0 / m.smoothing)
-        result: Floats = m.fixed_s[i] + body
-        return result
+    def _decode_steps(self, most: int) -> Floats:
+        """Seconds of decode steps of 1 … most sequences at no context, as the model has them; entry 0 is 0."""
+        share = self.model.microbatch(np.arange(1.0, most + 1))
+        counts = np.array([float(name in _DECODE_COUNTS) for name, _ in self.statistics]) * self.unit
+        return np.concatenate([[0.0], self.model.expected_s(np.multiply.outer(counts, share))])
 
     def _over_x(self, rates: Floats) -> Floats:
         """Rates per statistic as rates per entry of x. Decode spans have no entry: they are handled apart."""
@@ -149,43 +143,65 @@ class _Sorter:
         return self._over_x(rest)
 
     def _assembled(
-        self, by_tokens: Floats, by_sampled: Floats, linear: Floats, fixed: Floats,
-        reach: dict[tuple[int, bool], float], rows: list[tuple[Floats, Floats, float, int]], max_sequences: int,
+        self, by_tokens: Floats, by_sampled: Floats, decode: Floats, linear: Floats, fixed: Floats,
+        reach: dict[tuple[int, bool], float], rows: list[_Row],
     ) -> StepCost:  # fmt: skip
         m = self.model
         prompts = self.prompt_spans or [FULL]
         if not self.prompt_spans:
             linear = np.concatenate([linear, np.zeros(2)])
-            rows = [(np.append(c, (0.0, 0.0)), np.append(y, (0.0, 0.0)), w, p) for c, y, w, p in rows]
-        cost = StepCost(
-            decode_s=np.zeros(max_sequences + 2), span_rate=np.array(list(reach.values())),
+            rows = [(np.append(c, (0.0, 0.0)), np.append(y, (0.0, 0.0)), w, b, p) for c, y, w, b, p in rows]
+        per_rank = m.microbatch(np.arange(1.0, len(by_tokens))) * self.own
+        replayed = int(np.count_nonzero(per_rank <= m.graphs.largest)) if m.graphs.mixed else 0
+        return StepCost(
+            decode_s=decode, span_rate=np.array(list(reach.values())),
             span_limit=np.array([limit for limit, _ in reach], dtype=np.int64),
             span_restarts=np.array([int(restarts) for _, restarts in reach], dtype=np.int64),
             token_s=by_tokens, sampled_s=by_sampled, linear=linear, prompt_fixed_s=float(fixed[2]),
-            decode_fixed_s=float(fixed[1]), step_s=float(fixed[0] + m.layers_s + m.per_step_s * m.pipeline_stages),
+            decode_fixed_s=float(fixed[1]), step_s=float(fixed[0] + m.layers_s),
             row_compute=np.array([r[0] for r in rows]).reshape(-1, len(linear)),
             row_memory=np.array([r[1] for r in rows]).reshape(-1, len(linear)),
-            row_base=np.array([r[2] for r in rows]), row_phase=np.array([r[3] for r in rows], dtype=np.int64),
+            row_base=np.array([r[2] for r in rows]), row_compute_base=np.array([r[3] for r in rows]),
+            row_phase=np.array([r[4] for r in rows], dtype=np.int64),
             power=m.smoothing, prompt_limit=np.array([s.limit or 0 for s in prompts], dtype=np.int64),
             prompt_restarts=np.array([int(s.chunked and s.limit is not None) for s in prompts], dtype=np.int64),
             prompt_gathers=np.array([int(s.gather) for s in prompts], dtype=np.int64),
             prompt_stride=np.array([float(s.stride) for s in prompts]),
+            host_s=m.per_step_s * m.pipeline_stages, host_sequence_s=m.per_sequence_s * self.own / m.pipeline_stages,
+            launch_s=m.launch_s, graph_tokens=replayed,
         )  # fmt: skip
-        cost.decode_s[1:] = _decode_steps(cost, max_sequences + 1)
-        return cost
 
 
-def _decode_steps(cost: StepCost, most: int) -> Floats:
-    """Seconds of decode steps of 1 … most sequences at no context."""
-    batch = np.minimum(np.arange(1, most + 1), len(cost.token_s) - 1)
-    each = cost.linear[DECODE] + cost.linear[SEQUENCES]
-    total = cost.step_s + cost.decode_fixed_s + cost.token_s[batch] + cost.sampled_s[batch] + each * batch
-    for compute, memory, base, phase in zip(
-        cost.row_compute, cost.row_memory, cost.row_base, cost.row_phase, strict=True
-    ):
-        if phase != 2:
-            work = (compute[DECODE] + compute[SEQUENCES]) * batch
-            moved = base + (memory[DECODE] + memory[SEQUENCES]) * batch
-            total = total + (work**cost.power + moved**cost.power) ** (1.0 / cost.power)
-    result: Floats = total
-    return result
+class _Table:
+    """Seconds by one count of a mixed step: the sum over operators that depend on nothing else."""
+
+    def __init__(self, model: StepModel, most: int, unit: Floats) -> None:
+        self.model, self.unit = model, unit
+        self.count = model.microbatch(np.arange(1.0, most + 1))
+        self.total, self.slope, self.constant = np.zeros(most), 0.0, 0.0
+        self.busiest: tuple[Floats, Floats] | None = None
+
+    def add(self, i: int, *, rounded: bool) -> None:
+        """Count operator i."""
+        m = self.model
+        compute, memory = float(m.rates[0, i] @ self.unit), float((m.rates[1, i] + m.rates[2, i]) @ self.unit)
+        self.constant += float(m.fixed_s[i])
+        routed = np.flatnonzero(m.routed == i)
+        if not routed.size and not rounded:
+            self.slope, self.constant = self.slope + memory, self.constant + float(m.weights_s[i])
+            return
+        if not routed.size:
+            self.total += smooth_max(
+                compute * self.count + m.base_s[i], memory * self.count + m.weights_s[i], m.smoothing)
+            return
+        if self.busiest is None:
+            self.busiest = m.load.busiest(self.count * self.unit[m.step.expert_tokens_index])
+        share, rows = self.busiest[0][routed[0]], self.busiest[1][routed[0]]
+        activations, cache = float(m.rates[1, i] @ self.unit), float(m.rates[2, i] @ self.unit)
+        self.total += smooth_max(
+            compute * self.count * rows + m.base_s[i] * share,
+            (activations * rows + cache) * self.count + m.weights_s[i] * share, m.smoothing)
+
+    def seconds(self) -> Floats:
+        """By count, from 0 (0 seconds)."""
+        return np.concatenate([[0.0], self.total + self.slope * self.count + self.constant])

@@ -1,8 +1,9 @@
 """Seconds of a step as the kernel needs them: tables by batch, rates by context, a few rounded corners.
 
     decode step of B sequences     decode_s[B] + Σ spans rate·Σ reach(context)
-    mixed step                     step_s + token_s[N] + sampled_s[n] + linear·x + Σ spans rate·Σ reach
-                                   + Σ rows (compute^p + memory^p)^(1/p)
+    mixed step                     host_s + host_sequence_s·sequences + Σ spans rate·Σ reach
+                                   + kernels, or where it is not replayed (kernels^p + launch_s^p)^(1/p)
+        kernels                    step_s + token_s[N] + sampled_s[n] + linear·x + Σ rows (compute^p + memory^p)^(1/p)
 
     x = (decode tokens, prompt tokens, sequences, cached tokens under chunks, then pairs and keys of each prompt span)
 
@@ -35,8 +36,12 @@ class StepCost(NamedTuple):
     linear       (4 + 2·prompt spans,) seconds per unit of x
     prompt_fixed_s, decode_fixed_s, step_s   where the step has prompt tokens, has decoded ones, always
     row_compute, row_memory   (rows, len(x)) seconds per unit of x of operators with a rounded corner
-    row_base, row_phase       (rows,) seconds of their weights; 0 always active, 1 with decodes, 2 with prompts
+    row_base, row_compute_base, row_phase   (rows,) seconds of their weights, compute seconds of the first row;
+                 0 always active, 1 with decodes, 2 with prompts
     prompt_limit, prompt_restarts, prompt_gathers, prompt_stride   per prompt span, as `physics.statistics.Span`
+    host_s, host_sequence_s   the engine's work for a step and for each of its sequences, beside the kernels
+    launch_s     launching all kernels of a step from the host
+    graph_tokens   mixed steps of up to so many tokens are replayed from a graph all the same
     """
 
     decode_s: Floats
@@ -58,6 +63,11 @@ class StepCost(NamedTuple):
     prompt_restarts: Ints
     prompt_gathers: Ints
     prompt_stride: Floats
+    host_s: float = 0.0
+    host_sequence_s: float = 0.0
+    launch_s: float = 0.0
+    graph_tokens: int = 0
+    row_compute_base: Floats = np.zeros(0)
 
 
 @part
@@ -100,7 +110,7 @@ def add_chunk(cost: StepCost, x: Floats, new: int, cached: int) -> None:
 @inlined
 def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: float) -> float:
     """A step of `tokens` tokens, `sampled` positions that need logits and the counts x; `reach_s` of its decodes."""
-    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[sampled] + reach_s
+    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[sampled]
     if x[DECODE] > 0.0:
         total += cost.decode_fixed_s
     if x[PROMPT] > 0.0:
@@ -112,7 +122,7 @@ def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: 
         phase = cost.row_phase[i]
         if (phase == 1 and x[DECODE] == 0.0) or (phase == 2 and x[PROMPT] == 0.0):
             continue
-        compute, memory = 0.0, cost.row_base[i]
+        compute, memory = cost.row_compute_base[i], cost.row_base[i]
         for j in range(n):
             compute += cost.row_compute[i, j] * x[j]
             memory += cost.row_memory[i, j] * x[j]
@@ -120,4 +130,9 @@ def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: 
             total += np.cbrt(compute * compute * compute + memory * memory * memory)
         else:
             total += (compute**cost.power + memory**cost.power) ** (1.0 / cost.power)
-    return total
+    if tokens > cost.graph_tokens and cost.launch_s > 0.0:
+        if cost.power == 3.0:
+            total = np.cbrt(total * total * total + cost.launch_s * cost.launch_s * cost.launch_s)
+        else:
+            total = (total**cost.power + cost.launch_s**cost.power) ** (1.0 / cost.power)
+    return total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s
