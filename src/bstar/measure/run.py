@@ -1,0 +1,273 @@
+"""`bench`: a load to a server, and what happened, as a `BenchRun` and as a folder.
+
+    endpoint = parse_endpoint("http://127.0.0.1:8000")
+    traffic = bstar.traffic.poisson(rate_per_s=4, input_tokens=512, output_tokens=128, num_requests=200)
+    run = bench(prepare(endpoint), traffic, out=Path("runs/first"))
+
+The traffic is the one that `bstar.simulate` takes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import bstar
+from bstar.errors import SpecError
+from bstar.measure.clock import ClockOffset
+from bstar.measure.contents import Given, expected_cached_fraction
+from bstar.measure.endpoint import Endpoint
+from bstar.measure.fleet import FleetReport, ProcessWorker, Progress, Worker, run_here, run_jobs
+from bstar.measure.folder import RunFolder
+from bstar.measure.health import Health, judge
+from bstar.measure.job import Job, TextSource, split
+from bstar.measure.observers import CounterReader, Observation, Observer, hit_fraction
+from bstar.measure.payloads import BodyOptions
+from bstar.measure.probe import ServerFacts, addresses_of, identify, probe
+from bstar.measure.result import BenchRun, Window
+from bstar.measure.tables import RequestTable, WorkerRows, request_table
+from bstar.specs.slo import Slo
+from bstar.traffic.load import Traffic
+
+Workers = int | Literal["ray"]
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A server that has been looked at, and how requests to it are made; one for all runs of a sweep."""
+
+    endpoint: Endpoint
+    addresses: tuple[tuple[str, int], ...]
+    facts: ServerFacts
+    body: BodyOptions
+    text: TextSource
+    given: tuple[Given, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a load is sent and judged.
+
+    workers         processes on this machine; 0: this process itself; "ray": one on every node of a Ray cluster
+    max_in_flight   an open loop holds requests back beyond so many
+    stop_after_s    nothing is sent later than that
+    content_salt    of drawn prompts; None: a fresh one, so that no prompt has ever been sent before
+    max_error_fraction   a run with more failures is no result
+    """
+
+    slo: Slo | None = None
+    window: Window = field(default_factory=Window)
+    workers: Workers = 1
+    max_in_flight: int | None = None
+    stop_after_s: float | None = None
+    content_salt: str | None = None
+    max_error_fraction: float = 0.05
+    observers: tuple[Observer, ...] = ()
+    counters: CounterReader | None = None
+    on_progress: Callable[[Progress], None] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def prepare(
+    endpoint: Endpoint, *, body: BodyOptions | None = None, text: TextSource | None = None,
+    given: Sequence[Given] | None = None, check: bool = True,
+) -> Prepared:  # fmt: skip
+    """Look at a server and try a request on it.
+
+    check   False: send nothing before the load; take the options as they are
+    Raises ServerError (a ConfigError) where it cannot be reached or refuses a plain request.
+    """
+    addresses = addresses_of(endpoint)
+    options = body if body is not None else BodyOptions()
+    options = replace(options, api=endpoint.api)
+    source = text if text is not None else TextSource()
+    source = replace(source, as_ids=source.as_ids and endpoint.api == "completions")
+    if check:
+        facts = identify(endpoint)
+        endpoint = replace(endpoint, model=facts.model)
+        options = replace(options, model=facts.model)
+        facts, options, source = probe(endpoint, addresses, facts, options, source, drawn=given is None)
+    else:
+        if not endpoint.model:
+            raise SpecError("--model: is needed where the server is not asked")
+        facts, options = ServerFacts(model=endpoint.model), replace(options, model=endpoint.model)
+    return Prepared(endpoint=endpoint, addresses=addresses, facts=facts, body=options, text=source,
+                    given=None if given is None else tuple(given))  # fmt: skip
+
+
+def bench(
+    server: Prepared, traffic: Traffic, options: RunOptions | None = None, *, out: Path | None = None
+) -> BenchRun:
+    """Send `traffic` and wait for every answer; with `out` write the run's folder.
+
+    Ctrl-C ends it early: the run that is returned says so, and is written all the same.
+    Raises SpecError where a request is longer than the server takes, ConfigError where `out` cannot be made.
+    """
+    options = options if options is not None else RunOptions()
+    _check_lengths(server.facts, traffic)
+    salt = options.content_salt if options.content_salt is not None else secrets.token_hex(8)
+    text = replace(server.text, salt=salt)
+    job = Job(
+        endpoint=server.endpoint, addresses=server.addresses, body=server.body, traffic=traffic,
+        share=np.arange(traffic.num_requests), text=text, given=server.given, max_in_flight=options.max_in_flight,
+        stop_after_s=options.stop_after_s,
+        keep_text=not server.facts.counts_tokens and text.tokenizer_file is not None,
+    )  # fmt: skip
+    config = describe(server, traffic, options, salt)
+    environment = environment_of(server)
+    folder = RunFolder(out) if out is not None else None
+    rows: dict[int, Rows] = {}
+    before = options.counters.read() if options.counters is not None else None
+    started = False
+
+    offsets: list[ClockOffset] = []
+
+    def start(origin_s: float, clocks: list[ClockOffset]) -> None:
+        nonlocal started
+        started = True
+        offsets.extend(clocks)
+        if folder is not None:
+            folder.begin(config, environment, traffic, origin_s)
+        for observer in options.observers:
+            observer.start(origin_s)
+
+    def take(worker: int, batch: Rows) -> None:
+        rows.setdefault(worker, []).extend(batch)
+        if folder is not None:
+            folder.journal(worker, offsets[worker], batch)
+
+    try:
+        report = _send(job, options, take, start)
+    except BaseException:
+        if folder is not None and not started:
+            folder.discard()
+        raise
+    finally:
+        observations = tuple(_stopped(observer) for observer in options.observers) if started else ()
+    after = options.counters.read() if options.counters is not None else None
+    table = request_table(
+        [WorkerRows(w, report.offsets[w], part) for w, part in rows.items()], traffic, report.origin_s,
+        count_text=_counter(text) if job.keep_text else None,
+    )  # fmt: skip
+    run = BenchRun(
+        table=table, traffic=traffic, slo=options.slo, config=config, environment=environment,
+        window=replace(options.window, warmup_requests=max(options.window.warmup_requests, traffic.warmup_requests)),
+        health=_health(report, table, traffic, options), observations=observations,
+        clocks=tuple(offset.to_dict() for offset in report.offsets), interrupted=report.interrupted,
+        prefix_hit_fraction=_cached(table, hit_fraction(before, after)),
+        expected_hit_fraction=expected_cached_fraction(traffic) if server.given is None else 0.0,
+        max_error_fraction=options.max_error_fraction, connections_opened=report.opened,
+    )  # fmt: skip
+    if folder is not None:
+        folder.finish(run, run.to_dict())
+        run = replace(run, write_error=folder.error)
+    return run
+
+
+def _send(
+    job: Job, options: RunOptions, take: Callable[[int, Rows], None],
+    start: Callable[[float, list[ClockOffset]], None],
+) -> FleetReport:
+    total = job.traffic.num_requests
+    if options.workers == 0:
+        return run_here(job, take, on_progress=options.on_progress, on_start=start, total=total)
+    make: Callable[[int], Worker] = ProcessWorker
+    count = options.workers
+    if count == "ray":
+        from bstar.measure.ray_workers import ray_nodes, ray_worker
+
+        make, count = ray_worker, ray_nodes()
+    return run_jobs(split(job, int(count)), take, on_progress=options.on_progress, make=make, on_start=start,
+                    total=total)  # fmt: skip
+
+
+def _health(report: FleetReport, table: RequestTable, traffic: Traffic, options: RunOptions) -> Health:
+    delay = table.sent_s - np.maximum(table.intended_s, table.allowed_s)
+    good = table.succeeded
+    first = (table.first_token_s - table.sent_s)[good]
+    gaps = table.chunk_gaps_s()
+    gaps = gaps[gaps > 0]
+    due = np.asarray(traffic.arrival_s[: traffic.num_scheduled])
+    if options.stop_after_s is not None:
+        due = due[due <= options.stop_after_s]
+    sent = int(np.count_nonzero(table.index < traffic.num_scheduled))
+    partly = report.interrupted or options.stop_after_s is not None
+    return judge(
+        delay, report.lags_s, report.cpus, latency_s=float(np.nanmedian(first)) if first.size else None,
+        gap_s=float(np.median(gaps)) if gaps.size else None,
+        sent_fraction=1.0 if partly or not due.size else min(sent / due.size, 1.0),
+        client_ports=int(np.count_nonzero(table.error == "client_ports")), lost_workers=len(report.lost),
+    )  # fmt: skip
+
+
+def _cached(table: RequestTable, by_counters: float | None) -> float | None:
+    """Share of prompt tokens from the server's cache: by its counters, else by what its answers say."""
+    if by_counters is not None:
+        return by_counters
+    told = table.succeeded & (table.cached_tokens >= 0)
+    looked = float(table.input_tokens[told].sum())
+    return float(table.cached_tokens[told].sum()) / looked if looked else None
+
+
+def _stopped(observer: Observer) -> Observation:
+    return observer.stop()
+
+
+def _counter(text: TextSource) -> Callable[[str], int]:
+    tokenizer = text.tokenizer()
+    return lambda answer: len(tokenizer.encode(answer))
+
+
+def _check_lengths(facts: ServerFacts, traffic: Traffic) -> None:
+    longest = int((np.asarray(traffic.input_tokens) + np.asarray(traffic.output_tokens)).max())
+    if facts.max_model_len is not None and longest > facts.max_model_len:
+        raise SpecError(f"load: a request takes {longest:,} tokens with its answer, the server at most "
+                        f"{facts.max_model_len:,} (max_model_len); shorten --input or --output")
+
+
+def describe(server: Prepared, traffic: Traffic, options: RunOptions, salt: str) -> dict[str, Any]:
+    """What was asked for, as JSON; no key, no header value."""
+    text = server.text
+    return {
+        "command": "bench", "endpoint": server.endpoint.to_dict(), "request": server.body.to_dict(),
+        "prompts": {"as_token_ids": text.as_ids, "salt": salt, "overhead_tokens": text.overhead_tokens,
+                    "vocabulary": [text.vocabulary.first, text.vocabulary.last],
+                    "tokenizer": text.tokenizer_file, "given": len(server.given) if server.given else None},
+        "load": {"name": traffic.name, "source": traffic.source or None, "num_requests": traffic.num_requests,
+                 "seed": traffic.seed, "concurrency": traffic.concurrency, "rate_per_s": traffic.rate_per_s,
+                 "mean_input_tokens": traffic.mean_input_tokens, "mean_output_tokens": traffic.mean_output_tokens,
+                 "fingerprint": traffic.fingerprint()},
+        "slo": None if options.slo is None else {
+            "ttft_s": options.slo.ttft_s, "tpot_s": options.slo.tpot_s, "e2e_s": options.slo.e2e_s,
+            "attainment_fraction": options.slo.attainment_fraction},
+        "workers": options.workers, "max_in_flight": options.max_in_flight, "stop_after_s": options.stop_after_s,
+        **options.settings,
+    }  # fmt: skip
+
+
+def environment_of(server: Prepared) -> dict[str, Any]:
+    """Where and with what the run was made."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions: dict[str, str | None] = {}
+    for name in ("httptools", "uvloop", "pyarrow", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return {
+        "bstar": bstar.__version__, "python": platform.python_version(), "platform": platform.platform(),
+        "cpus": os.cpu_count(), "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "packages": versions, "started_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "byte_order": sys.byteorder, "server": server.facts.to_dict(), "addresses": len(server.addresses),
+    }  # fmt: skip

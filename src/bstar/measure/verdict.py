@@ -1,0 +1,100 @@
+"""Whether a run is a result of the server, and what a reader of its figures has to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from bstar.measure.failures import CLIENT_SIDE, meaning
+
+if TYPE_CHECKING:
+    from bstar.measure.result import BenchRun
+
+# From intended instead of from sent time makes a difference that is worth a line.
+OMISSION_FACTOR: Final = 1.1
+# Prompt tokens found in the prefix cache beyond what the load shares.
+WARM_FRACTION: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """valid: the figures are the server's; reasons: why not; notes: what to know."""
+
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"valid": self.valid, "reasons": list(self.reasons), "notes": list(self.notes)}
+
+
+def judge_run(run: BenchRun) -> Verdict:
+    """The verdict of a run."""
+    reasons, notes = list(run.health.limited), list(run.health.strained)
+    table = run.table
+    failed = int(np.count_nonzero(~table.succeeded & (table.error != "interrupted")))
+    counted = int(np.count_nonzero(table.error != "interrupted"))
+    if len(table) == 0:
+        reasons.append("no request was sent")
+    elif not table.succeeded.any():
+        reasons.append("no request got a whole answer")
+    elif failed > run.max_error_fraction * counted:
+        reasons.append(f"{failed} of {counted} requests failed, more than {run.max_error_fraction:.0%}")
+    for kind in sorted(set(table.error.tolist()) - {""}):
+        count = int(np.count_nonzero(table.error == kind))
+        side = " (the client's side)" if kind in CLIENT_SIDE else ""
+        notes.append(f"{count} {'request' if count == 1 else 'requests'} {kind}: {meaning(str(kind))}{side}; not in "
+                     "the latencies")
+    notes += _about_tokens(run)
+    notes += _about_time(run)
+    if run.interrupted:
+        notes.append("the run was interrupted: figures are of what had happened by then")
+    if run.write_error:
+        notes.append(f"not everything could be written: {run.write_error}")
+    return Verdict(valid=not reasons, reasons=tuple(reasons), notes=tuple(dict.fromkeys(notes)))
+
+
+def _about_tokens(run: BenchRun) -> list[str]:
+    from bstar.measure.result import token_facts
+
+    facts, notes = token_facts(run.measured), []
+    by_chunks = facts["counted_by"].get("chunks", 0)
+    if by_chunks:
+        notes.append(f"{by_chunks} answers came without a count of tokens: chunks with text are counted instead")
+    if facts["counted_by"].get("tokenizer"):
+        notes.append(f"{facts['counted_by']['tokenizer']} answers are counted by the tokenizer, not by the server")
+    if facts["mismatch"]:
+        notes.append(f"in {facts['mismatch']} answers the server's count of tokens contradicts its own stream")
+    if facts["spread_evenly"]:
+        per = facts["per_chunk"]
+        notes.append(f"{facts['spread_evenly']} answers have several tokens in a chunk ({per:.2f} on average): tokens "
+                     "of one chunk are 0 apart; compare chunk_gap_s with clients that call it ITL")
+    if facts["shorter_than_asked"]:
+        notes.append(f"{facts['shorter_than_asked']} answers are shorter than asked: the server ends at its end token "
+                     "(finish reasons: " + ", ".join(f"{k} {v}" for k, v in facts["finish_reasons"].items()) + ")")
+    if facts["longer_than_asked"]:
+        notes.append(f"{facts['longer_than_asked']} answers are longer than asked")
+    if facts["done_missing"]:
+        notes.append(f"{facts['done_missing']} streams ended without [DONE]")
+    asked, got = facts["mean_asked_input_tokens"], facts["mean_input_tokens"]
+    if facts["input_tokens_off"] and asked and abs(got / asked - 1.0) > 0.01:
+        notes.append(f"prompts are {got:,.0f} tokens on average where {asked:,.0f} were asked for")
+    return notes
+
+
+def _about_time(run: BenchRun) -> list[str]:
+    notes = []
+    sent, intended = run.summary.ttft_s.p99, run.from_intended.ttft_s.p99
+    if sent and intended and intended > OMISSION_FACTOR * sent:
+        notes.append(f"p99 TTFT is {intended * 1e3:,.0f} ms from the moment the load asked for, "
+                     f"{sent * 1e3:,.0f} ms from sending: requests waited in the client (coordinated omission)")
+    found, expected = run.prefix_hit_fraction, run.expected_hit_fraction
+    if found is not None and found > expected + WARM_FRACTION:
+        notes.append(f"the server's prefix cache was warm: {found:.0%} of the prompt tokens were found in it where the "
+                     f"load shares {expected:.0%}; these prompts have been sent before")
+    if run.traffic.concurrency is not None and len(run.measured) < 3 * run.traffic.concurrency:
+        notes.append(f"{len(run.measured)} requests count for {run.traffic.concurrency} clients: the start and the end "
+                     "weigh much; send at least three for each client")
+    return notes
