@@ -85,12 +85,15 @@ def _section(heading: str, outcomes: Sequence[Outcome], axes: Iterable[str]) -> 
 def _table(groups: Mapping[str, Summary], axis: str) -> str:
     peer = any(summary.peer is not None for summary in groups.values())
     head = [axis, "rows", "counted", "answered", "TPOT median", "mean", "bias", "TTFT median", "|ln|"]
+    rates = any(summary.throughput.count for summary in groups.values())
+    head += ["tokens/s median"] if rates else []
     head += ["peer answers", "TPOT: peer", "bstar", "TTFT: peer", "bstar"] if peer else []
     lines = [_row(head), _row(["---", *["---:"] * (len(head) - 1)])]
     for name, s in groups.items():
         ratio = "–" if s.ttft.mean_abs_log_ratio is None else f"{s.ttft.mean_abs_log_ratio:.2f}"
         cells = [name, f"{s.rows:,}", f"{s.counted:,}", _percent(s.coverage_fraction), _percent(s.tpot.median_ape),
                  _percent(s.tpot.mape), _signed(s.tpot.bias), _percent(s.ttft.median_ape), ratio]
+        cells += [_percent(s.throughput.median_ape)] if rates else []
         lines.append(_row(cells + (_peer(s) if peer else [])))
     return "\n" + "\n".join(lines) + "\n"
 

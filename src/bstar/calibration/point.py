@@ -41,6 +41,7 @@ class Point:
     input_tokens     nominal or mean prompt length (the harness may draw shorter ones); output_tokens likewise
     concurrency      clients of the closed loop
     ttft_s, tpot_s   measured means; None where the row has none
+    output_tokens_per_s   measured, of the whole system (latency rows of the largest load have nothing else)
     layout_note, label_note   what is uncertain about the row's labels; empty: nothing
     columns          the row as it stands in the file
     fault            why the row cannot be read, with its column; None: it can
@@ -69,6 +70,7 @@ class Point:
     decode: Pool | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    output_tokens_per_s: float | None = None
     layout_note: str = ""
     label_note: str = ""
     measured_on: str = ""

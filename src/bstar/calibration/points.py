@@ -11,12 +11,13 @@ import gzip
 import io
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from bstar.calibration.point import Point, Pool, Schema
 from bstar.calibration.point_deployments import deployment_of
-from bstar.errors import ConfigError
+from bstar.errors import BstarError, ConfigError
 
 __all__ = ["LATENCY_COLUMNS", "SERVING_COLUMNS", "Point", "Pool", "deployment_of", "read_points", "read_rows"]
 
@@ -56,10 +57,31 @@ def read_rows(text: str, *, source: str = "points") -> list[Point]:
         names = [name.strip() for name in reader.fieldnames or []]
         reader.fieldnames = names
         schema = _schema(names, source)
-        make = serving_point if schema == "serving" else latency_row
-        return [make(row, number) for number, row in _rows(reader)]
+        if schema == "serving":
+            return [serving_point(row, number) for number, row in _rows(reader)]
+        return _labelled([latency_row(row, number) for number, row in _rows(reader)])
     except csv.Error as error:
         raise ConfigError(f"points: {source}, line {reader.line_num}: {error}") from None
+
+
+def _labelled(points: list[Point]) -> list[Point]:
+    """Latency points with what is wrong with their labels, found by rule over the whole table."""
+    from bstar.calibration.latency_points import LatencyPoint, latency_point
+    from bstar.calibration.latency_points_labels import label_notes, measured_tpot_s
+
+    read: list[LatencyPoint | None] = []
+    for place, point in enumerate(points):
+        try:
+            read.append(latency_point(point.columns))
+        except BstarError as error:
+            points[place] = replace(point, fault=point.fault or str(error))
+            read.append(None)
+    notes = label_notes([found for found in read if found is not None])
+    return [
+        point if found is None else replace(
+            point, label_note=point.label_note or notes.get(found.id, ""), tpot_s=measured_tpot_s(found))
+        for point, found in zip(points, read, strict=True)
+    ]  # fmt: skip
 
 
 def _unzipped(data: bytes, file: Path) -> bytes:
@@ -125,6 +147,7 @@ def latency_row(row: Mapping[str, str], number: int = 0) -> Point:
             num_gpus=_whole(row, "n_gpus"), attention_tp=_whole(row, "tp"), attention_dp=_whole(row, "dp", loose=True),
             expert_parallel=_whole(row, "ep", loose=True),
             ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
+            output_tokens_per_s=_number(row, "out_tok_s") or None,
             layout_note=row.get("layout_note", ""), label_note=row.get("label_note", ""),
         )  # fmt: skip
     except _CellError as error:

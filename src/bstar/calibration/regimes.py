@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from bstar.calibration.point import Point
 from bstar.latency import decode_step_time
 from bstar.sim.deployed import DeployedEngine
 from bstar.sim.steps import StepLog
+from bstar.specs.deployment import Deployment
 
 # A load queues where on average this share of its clients has no place in the engine.
 _QUEUED = 0.05
@@ -27,15 +28,22 @@ class Regime:
     waiting_fraction   mean share of the clients that wait for a place
     kv_usage_fraction  the most of the KV cache that was in use
     floor_s            a decode step at that batch at the speed of light
+    The rest is None where no step log was kept.
     """
 
     bound_by: str
     batch: float
-    prefill_fraction: float
-    waiting_fraction: float
-    kv_usage_fraction: float
-    preemptions: int
     floor_s: float
+    prefill_fraction: float | None = None
+    waiting_fraction: float | None = None
+    kv_usage_fraction: float | None = None
+    preemptions: int | None = None
+
+
+def decode_regime(deployment: Deployment, batch: float, context: float) -> Regime:
+    """The regime of decode steps of a replica's `batch` at `context` tokens, without what a simulation adds."""
+    step = decode_step_time(deployment, max(batch, 1.0), max(context, 1.0))
+    return Regime(bound_by=step.bound_by, batch=max(batch, 1.0), floor_s=step.floor_s)
 
 
 def regime_of(deployed: DeployedEngine, logs: Sequence[StepLog], weights: Sequence[int], point: Point) -> Regime:
@@ -48,15 +56,15 @@ def regime_of(deployed: DeployedEngine, logs: Sequence[StepLog], weights: Sequen
     batch = float(decodes @ seconds) / spent if spent > 0 else float(log.sequences @ seconds) / busy
     batch = max(batch, 1.0) * deployed.deployment.parallel.attention_dp
     context = point.input_tokens + point.output_tokens / 2.0
-    step = decode_step_time(deployed.deployment, batch, context)
+    decode = decode_regime(deployed.deployment, batch, context)
     running = float(log.running @ seconds) / busy
     waiting = float(log.waiting @ seconds) / busy
     queued = waiting / max(running + waiting, 1.0)
     usage = log.max_kv_usage()
-    return Regime(
-        bound_by=_queue(deployed, queued, usage, running) or step.bound_by, batch=batch,
+    return replace(
+        decode, bound_by=_queue(deployed, queued, usage, running) or decode.bound_by,
         prefill_fraction=float(seconds[log.prompt_tokens > 0].sum()) / busy, waiting_fraction=queued,
-        kv_usage_fraction=usage, preemptions=int(log.preempted.sum()), floor_s=step.floor_s,
+        kv_usage_fraction=usage, preemptions=int(log.preempted.sum()),
     )  # fmt: skip
 
 

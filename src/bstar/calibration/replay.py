@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from bstar.calibration.loads import load_of
 from bstar.calibration.point import Point
 from bstar.calibration.point_deployments import deployment_of
-from bstar.calibration.regimes import Regime, regime_of
+from bstar.calibration.regimes import Regime, decode_regime, regime_of
 from bstar.catalog.devices import with_overrides
 from bstar.errors import BstarError, InfeasibleError, SpecError
 from bstar.sim.deployed import DeployedEngine, deployed_engine
@@ -30,6 +30,7 @@ class Prediction:
     """What is expected of a point; means over its requests, the initial burst included.
 
     ttft_s, tpot_s   None where there is none: `reason` says why
+    output_tokens_per_s   of the whole system (latency rows)
     floor_s          TPOT that physics allows at the batch that the simulation found: no engine is faster
     regime           what held the engine back
     notes            what was assumed
@@ -37,6 +38,7 @@ class Prediction:
 
     ttft_s: float | None = None
     tpot_s: float | None = None
+    output_tokens_per_s: float | None = None
     floor_s: float | None = None
     reason: str | None = None
     regime: Regime | None = None
@@ -158,25 +160,31 @@ def _with_room(deployment: Deployment) -> Iterator[tuple[Deployment, str]]:
 
 
 def _disaggregated(point: Point, constants: Any) -> Prediction:
-    try:
-        from bstar.calibration import disaggregated  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        return Prediction(reason="mode: disaggregated rows are not replayed yet")
-    found: Prediction = disaggregated.replay_disaggregated(point, constants)
-    return found
+    from bstar.calibration.disaggregated import ACCEPTANCE, disaggregated_replay
+
+    found = disaggregated_replay(point, constants)
+    ttft_s, tpot_s, regime = found.ttft_s, found.tpot_s, None
+    if tpot_s is not None and tpot_s > 0:
+        answer_s = point.output_tokens * tpot_s
+        batch = point.concurrency * answer_s / (ttft_s + answer_s) / found.layout.decode.workers
+        regime = decode_regime(found.decode, batch, point.input_tokens + point.output_tokens / 2.0)
+        regime = replace(regime, floor_s=regime.floor_s / ACCEPTANCE.tokens_per_step(found.layout.drafted))
+    return Prediction(ttft_s=ttft_s, tpot_s=tpot_s, floor_s=None if regime is None else regime.floor_s, regime=regime,
+                      notes=found.notes)
 
 
 def _latency(point: Point, deployment: Deployment | None, constants: Any) -> Prediction:
-    from bstar.calibration import latency_points as points
+    from bstar.calibration.latency_points import latency_point
+    from bstar.calibration.latency_points_mapping import latency_deployment
+    from bstar.calibration.latency_points_replay import replay_latency_point
 
-    latency_points: Any = points
-
-    row: Mapping[str, str] = point.columns
-    if not hasattr(latency_points, "replay_latency_point"):
-        return Prediction(reason="load_kind: rows of this schema are not replayed yet")
-    measured = latency_points.latency_point(row)
-    mapped = latency_points.latency_deployment(measured)
-    found = latency_points.replay_latency_point(measured, deployment or mapped.deployment, constants)
+    measured = latency_point(point.columns)
+    mapped = latency_deployment(measured)
+    used = deployment or mapped.deployment
+    found = replay_latency_point(measured, used, constants)
+    regime = None
+    if found.batch is not None and found.reason is None:
+        regime = decode_regime(used, found.batch, point.input_tokens + point.output_tokens / 2.0)
     return Prediction(
-        ttft_s=found.ttft_s, tpot_s=found.tpot_s, reason=found.reason, notes=tuple(mapped.notes),
-        floor_s=getattr(found, "floor_s", None))
+        ttft_s=found.ttft_s, tpot_s=found.tpot_s, output_tokens_per_s=found.out_tokens_per_s, reason=found.reason,
+        regime=regime, floor_s=found.floor_s, notes=(*mapped.notes, *found.notes))

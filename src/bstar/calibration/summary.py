@@ -20,8 +20,8 @@ from bstar.catalog.devices import get_device
 from bstar.catalog.models.names import key_of
 from bstar.errors import BstarError
 
-Metric = Literal["tpot", "ttft"]
-METRICS: Final[tuple[Metric, ...]] = ("tpot", "ttft")
+Metric = Literal["tpot", "ttft", "throughput"]
+METRICS: Final[tuple[Metric, ...]] = ("tpot", "ttft")  # what users feel; throughput is of rows that have nothing else
 _KINDS: Final = ("aggregated", "disaggregated", "static_batch")
 AXES: Final = ("kind", "engine", "gpu", "model", "dtype", "regime", "harness")
 
@@ -36,14 +36,25 @@ class Outcome:
 
     @property
     def answered(self) -> bool:
-        return self.prediction.tpot_s is not None or self.prediction.ttft_s is not None
+        found = self.prediction
+        return any(v is not None for v in (found.tpot_s, found.ttft_s, found.output_tokens_per_s))
+
+    def measured(self, metric: Metric) -> float | None:
+        """Seconds, or tokens per second."""
+        return _figure(self.point, metric)
 
     def error(self, metric: Metric, *, peer: bool = False) -> float | None:
         """Predicted / measured − 1; None where either is missing."""
-        measured = self.point.tpot_s if metric == "tpot" else self.point.ttft_s
+        measured = self.measured(metric)
         source = self.peer if peer else self.prediction
-        predicted = None if source is None else source.tpot_s if metric == "tpot" else source.ttft_s
-        return None if measured is None or predicted is None else predicted / measured - 1.0
+        predicted = None if source is None else _figure(source, metric)
+        return None if not measured or predicted is None else predicted / measured - 1.0
+
+
+def _figure(source: Point | Prediction | PeerPrediction, metric: Metric) -> float | None:
+    if metric == "throughput":
+        return None if isinstance(source, PeerPrediction) else source.output_tokens_per_s
+    return source.tpot_s if metric == "tpot" else source.ttft_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +84,7 @@ class Summary:
     rows               all of them
     counted            those that count in errors
     coverage_fraction  share of all rows that are answered
+    throughput         output tokens per second, of rows that were measured at a load without a TPOT
     peer               the peer's figures on the rows that it answers too, and ours on those; None: it answers none
     """
 
@@ -81,6 +93,7 @@ class Summary:
     coverage_fraction: float | None
     tpot: ErrorFigures
     ttft: ErrorFigures
+    throughput: ErrorFigures
     peer: Mapping[str, Any] | None = None
 
 
@@ -105,7 +118,9 @@ def summary_of(outcomes: Sequence[Outcome]) -> Summary:
     return Summary(
         rows=len(outcomes), counted=len(counted),
         coverage_fraction=answered / len(outcomes) if outcomes else None,
-        tpot=ours["tpot"], ttft=ours["ttft"], peer=_beside_peer(counted),
+        tpot=ours["tpot"], ttft=ours["ttft"],
+        throughput=error_figures(_errors([o for o in counted if o.point.tpot_s is None], "throughput")),
+        peer=_beside_peer(counted),
     )  # fmt: skip
 
 

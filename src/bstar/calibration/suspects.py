@@ -88,8 +88,8 @@ class _Context:
         return None
 
     def _repeated(self, outcome: Outcome, metric: Metric) -> str | None:
-        same = [o for o in self.repeats[_same(outcome.point)] if _measured(o, metric)]
-        values = [_measured(o, metric) or 0.0 for o in same]
+        same = [o for o in self.repeats[_same(outcome.point)] if o.measured(metric)]
+        values = [o.measured(metric) or 0.0 for o in same]
         if len(values) < 2 or max(values) / min(values) < 1 + _NOISE:
             return None
         return f"noise: {len(values)} rows with these labels differ by {max(values) / min(values) - 1:.0%}"
@@ -110,7 +110,7 @@ class _Context:
 
     def _queue(self, outcome: Outcome, metric: Metric) -> str | None:
         regime = outcome.prediction.regime
-        if regime is None or regime.waiting_fraction < 0.05:
+        if regime is None or regime.waiting_fraction is None or regime.waiting_fraction < 0.05:
             return None
         return (f"a queue at capacity ({regime.bound_by}, {regime.waiting_fraction:.0%} of the clients wait): blocks "
                 "and seats decide it, and the flags are not known")
@@ -152,10 +152,6 @@ def _curve(p: Point) -> tuple[Any, ...]:
 
 def _same(p: Point) -> tuple[Any, ...]:
     return (*_curve(p)[:-1], p.concurrency)
-
-
-def _measured(outcome: Outcome, metric: Metric) -> float | None:
-    return outcome.point.tpot_s if metric == "tpot" else outcome.point.ttft_s
 
 
 def _log(outcome: Outcome, metric: Metric) -> float | None:

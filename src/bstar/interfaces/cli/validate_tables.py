@@ -10,8 +10,8 @@ from bstar.calibration.summary import ErrorFigures, Outcome, Summary, kind_of, s
 from bstar.calibration.suspects import worst_rows
 from bstar.interfaces.cli import output
 
-_COLUMNS = ("", "rows", "counted", "answered", "TPOT med", "mean", "bias", "TTFT med", "|ln|", "peer TPOT", "ours",
-            "peer TTFT", "ours")
+_COLUMNS = ("", "rows", "counted", "answered", "TPOT med", "mean", "bias", "TTFT med", "|ln|", "tok/s med",
+            "peer TPOT", "ours", "peer TTFT", "ours")
 _MOST_GROUPS = 24
 
 
@@ -49,7 +49,8 @@ def _cells(name: str, summary: Summary) -> tuple[str, ...]:
     ratio = "–" if ttft.mean_abs_log_ratio is None else f"{ttft.mean_abs_log_ratio:.2f}"
     return (
         name, f"{summary.rows:,}", f"{summary.counted:,}", percent(summary.coverage_fraction), percent(tpot.median_ape),
-        percent(tpot.mape), signed(tpot.bias), percent(ttft.median_ape), ratio, *_peer(summary),
+        percent(tpot.mape), signed(tpot.bias), percent(ttft.median_ape), ratio,
+        percent(summary.throughput.median_ape), *_peer(summary),
     )  # fmt: skip
 
 
