@@ -1,0 +1,195 @@
+"""Reads a server's /metrics, once or through a run, from a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import math
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+
+from bstar.errors import BstarError, ConfigError
+from bstar.measure.clock import now
+from bstar.measure.keys import KeySource
+from bstar.measure.observers import Counters, Observation
+from bstar.measure.server.snapshot import Snapshot, read_snapshot, window
+
+_PATHS: Final = ("/metrics", "/prometheus/metrics", "/metrics/")
+_MOST_BYTES: Final = 64_000_000
+_GAUGES: Final = ("running", "waiting", "waiting_capacity", "kv_usage_fraction", "kv_used_tokens")
+_COUNTERS: Final = ("preemptions", "prompt_tokens", "generated_tokens", "prefix_hit_tokens", "requests")
+
+
+@dataclass(slots=True, kw_only=True)
+class MetricsSource:
+    """Where a server shows its metrics. `url` is the server's, or that of its metrics (ends in "metrics")."""
+
+    url: str
+    timeout_s: float = 5.0
+    key: KeySource = field(default_factory=KeySource)
+    context: ssl.SSLContext | None = None
+    _found: str = ""
+
+    def read(self) -> Snapshot:
+        """A snapshot. Raises ConfigError where nothing readable is there."""
+        failures: list[str] = []
+        for url in [self._found] if self._found else self._candidates():
+            try:
+                started = now()
+                text = self._fetch(url)
+                # The moment in the middle: counters were read by the server somewhere between.
+                snapshot = read_snapshot(text, (started + now()) / 2.0)
+            except (OSError, http.client.HTTPException, BstarError) as error:
+                failures.append(f"{urlsplit(url).path}: {_reason(error)}")
+                continue
+            self._found = url
+            return snapshot
+        raise ConfigError(
+            f"metrics: {'; '.join(failures)}; give the URL of the metrics, and start the server with them "
+            "(SGLang --enable-metrics, llama.cpp --metrics)"
+        )
+
+    def _candidates(self) -> list[str]:
+        parts = urlsplit(self.url)
+        if parts.path.rstrip("/").endswith("metrics"):
+            return [self.url]
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        return [urlunsplit(parts._replace(path=base + path, query="", fragment="")) for path in _PATHS]
+
+    def _fetch(self, url: str) -> str:
+        request = urllib.request.Request(url, headers={"Accept": "text/plain, application/json;q=0.5"})
+        secret = self.key.read()
+        if secret is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {secret.reveal()}")
+        with urllib.request.urlopen(request, timeout=self.timeout_s, context=self.context) as answer:
+            body: bytes = answer.read(_MOST_BYTES)
+        return body.decode("utf-8", errors="replace")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code}"
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason)
+    return str(error) or type(error).__name__
+
+
+class ServerCounters:
+    """`CounterReader` of a metrics source: what a run is checked by before and after."""
+
+    def __init__(self, source: MetricsSource) -> None:
+        self.source = source
+
+    def read(self) -> Counters | None:
+        with contextlib.suppress(Exception):
+            snapshot = self.source.read()
+            return Counters(prefix_hit_tokens=snapshot.counter("prefix_hit_tokens"),
+                            prefix_query_tokens=snapshot.counter("prefix_query_tokens"))
+        return None
+
+
+class ServerObserver:
+    """Scrapes through a run: `server` in summary.json, and a series of gauges and rates.
+
+    interval_s   between two scrapes; a server that answers slower is asked less often
+    extra        called with the snapshots when it ends, adds keys to the summary (utilisation from the physics)
+    """
+
+    def __init__(
+        self, source: MetricsSource, *, interval_s: float = 1.0,
+        extra: Callable[[list[Snapshot]], Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.source, self.interval_s, self.extra = source, interval_s, extra
+        self.snapshots: list[Snapshot] = []
+        self.failures = 0
+        self.last_failure = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._origin_s = 0.0
+
+    def start(self, origin_s: float) -> None:
+        self._origin_s = origin_s
+        self._scrape()
+        self._thread = threading.Thread(target=self._loop, name="bstar-metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> Observation:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=self.source.timeout_s + 1.0)
+        self._scrape()
+        try:
+            return Observation(name="server", summary=self._summary(), tables={"server": self._series()})
+        except Exception as error:  # a run is not lost for its observer
+            return Observation(name="server", summary={"error": f"{type(error).__name__}: {error}"})
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            self._scrape()
+
+    def _scrape(self) -> None:
+        try:
+            self.snapshots.append(self.source.read())
+        except Exception as error:
+            self.failures += 1
+            self.last_failure = str(error) or type(error).__name__
+
+    def _summary(self) -> dict[str, Any]:
+        if not self.snapshots:
+            return {"scrapes": 0, "failures": self.failures, "error": self.last_failure}
+        first, last = self.snapshots[0], self.snapshots[-1]
+        seen = window(first, last)
+        columns = self._series()
+        gauges = {
+            name: {"mean": _mean(columns[name]), "max": _most(columns[name])} for name in _GAUGES if name in columns
+        }
+        waiting = columns.get("waiting")
+        out: dict[str, Any] = {
+            "engine": last.engine, "engines": last.engines, "scrapes": len(self.snapshots),
+            "failures": self.failures, "duration_s": seen.duration_s, "restarted": seen.restarted,
+            "config": dict(last.info), "gauges": gauges,
+            "waiting_share": None if waiting is None else float(np.mean(waiting > 0)),
+            "counters": {name: seen.counters[name] for name in sorted(seen.counters)},
+            "steps": None if math.isnan(seen.steps) else seen.steps,
+            "histograms": {name: h.to_dict() for name, h in sorted(seen.histograms.items())},
+        }
+        if self.failures:
+            out["last_failure"] = self.last_failure
+        if self.extra is not None:
+            try:
+                out.update(self.extra(self.snapshots))
+            except Exception as error:  # figures beside the measurement must not cost the measurement
+                out["extra_error"] = f"{type(error).__name__}: {error}"
+        return out
+
+    def _series(self) -> dict[str, Any]:
+        """Columns of equal length: time since the start of the load, gauges, and rates since the row before."""
+        rows = self.snapshots
+        times = np.array([s.time_s for s in rows]) - self._origin_s
+        columns: dict[str, Any] = {"time_s": times}
+        for name in _GAUGES:
+            if any(name in s.gauges for s in rows):
+                columns[name] = np.array([s.gauge(name) for s in rows])
+        gaps = np.maximum(np.diff(times), 1e-9)
+        for name in _COUNTERS:
+            if any(name in s.counters for s in rows):
+                values = np.array([s.counter(name) for s in rows])
+                # Before the first reading nothing is known; a counter that falls was reset.
+                columns[name + "_per_s"] = np.concatenate([[np.nan], np.maximum(np.diff(values), 0.0) / gaps])
+        return columns
+
+
+def _mean(values: Any) -> float | None:
+    return None if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _most(values: Any) -> float | None:
+    return None if np.isnan(values).all() else float(np.nanmax(values))

@@ -1,0 +1,227 @@
+"""One reading of a server's metrics in bstar's names, and what happened between two of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from bstar.errors import ConfigError
+from bstar.measure.server.histogram import Histogram
+from bstar.measure.server.names import NameMap, Source, name_maps
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+# Gauges that are shares: several engines behind one endpoint are averaged, not added.
+_SHARES: Final = frozenset({"kv_usage_fraction"})
+_COUNTER_SUFFIX: Final = "_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What a server showed at `time_s` (monotonic). A missing name: the server does not show it.
+
+    engines   how many engines (label sets) were added up
+    info      labels of the engine's configuration metrics
+    """
+
+    time_s: float
+    engine: str
+    engines: int = 1
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    info: Mapping[str, str] = field(default_factory=dict)
+
+    def gauge(self, name: str) -> float:
+        return self.gauges.get(name, math.nan)
+
+    def counter(self, name: str) -> float:
+        return self.counters.get(name, math.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What happened between two snapshots.
+
+    restarted   a counter fell: the server was restarted, figures count from then
+    """
+
+    duration_s: float
+    engine: str
+    restarted: bool
+    counters: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
+
+    def rate(self, name: str) -> float:
+        """Per second; nan where the server does not count it."""
+        return self.counters.get(name, math.nan) / self.duration_s if self.duration_s > 0 else math.nan
+
+    def count(self, name: str) -> float:
+        """How much the counter rose; nan where there is none."""
+        return self.counters.get(name, math.nan)
+
+    @property
+    def steps(self) -> float:
+        """Engine steps: counted, or the observations of the tokens-per-step histogram; nan where neither is."""
+        if "steps" in self.counters:
+            return self.counters["steps"]
+        found = self.histograms.get("step_tokens")
+        return found.count if found is not None else math.nan
+
+
+def window(before: Snapshot, after: Snapshot) -> Window:
+    """What happened from `before` to `after`."""
+    fell = [name for name, value in after.counters.items() if value < before.counters.get(name, 0.0)]
+    since = {} if fell else before.counters
+    histograms = {n: h.minus(None if fell else before.histograms.get(n)) for n, h in after.histograms.items()}
+    return Window(
+        duration_s=after.time_s - before.time_s, engine=after.engine, restarted=bool(fell),
+        counters={name: value - since.get(name, 0.0) for name, value in after.counters.items()},
+        histograms=histograms,
+    )  # fmt: skip
+
+
+def read_snapshot(text: str, time_s: float) -> Snapshot:
+    """From the body of /metrics: Prometheus text, or TensorRT-LLM's JSON of iterations.
+
+    Raises ConfigError where it is neither, or no engine that bstar knows.
+    """
+    stripped = text.lstrip()
+    if stripped.startswith(("[", "{")):
+        return _from_iterations(stripped, time_s)
+    families = _families(text)
+    found = next((m for m in name_maps() if any(name.startswith(m.prefix) for name in families)), None)
+    if found is None:
+        some = ", ".join(sorted(families)[:3]) or "nothing"
+        known = ", ".join(dict.fromkeys(m.engine for m in name_maps()))
+        raise ConfigError(f"metrics: no engine that bstar knows ({known}) shows {some}; check the URL of the server")
+    return _snapshot(found, families, time_s)
+
+
+def _families(text: str) -> dict[str, Metric]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, Metric] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            # A metric whose samples do not stand together comes in pieces.
+            if family.name in found:
+                found[family.name].samples += family.samples
+            else:
+                found[family.name] = family
+    except (ValueError, KeyError, IndexError) as error:
+        raise ConfigError(f"metrics: not Prometheus text: {error}; check the URL of the server") from None
+    return found
+
+
+def _snapshot(names: NameMap, families: Mapping[str, Metric], time_s: float) -> Snapshot:
+    gauges: dict[str, float] = {}
+    counters: dict[str, float] = {}
+    histograms: dict[str, Histogram] = {}
+    engines = 1
+    for (kind, canonical), candidates in names.sources.items():
+        for source in candidates:
+            family = _family(families, source.name)
+            if family is None:
+                continue
+            if kind == "histogram":
+                found = _histogram(family, source)
+                if found is not None:
+                    histograms[canonical] = found
+                    break
+                continue
+            values = _values(family, source)
+            if not values:
+                continue
+            scale = _scale(families, source)
+            if kind == "gauge":
+                engines = max(engines, len(values)) if canonical == "running" else engines
+                total = math.fsum(values) * scale
+                gauges[canonical] = total / len(values) if canonical in _SHARES else total
+            else:
+                counters[canonical] = math.fsum(values) * scale
+            break
+    info = {
+        label: sample.labels[label]
+        for metric, labels in names.info.items()
+        for sample in (families[metric].samples[:1] if metric in families else ())
+        for label in labels
+        if sample.labels.get(label) not in (None, "None", "")
+    }
+    return Snapshot(time_s=time_s, engine=names.engine, engines=engines, gauges=gauges, counters=counters,
+                    histograms=histograms, info=info)
+
+
+def _family(families: Mapping[str, Metric], name: str) -> Metric | None:
+    """By name; a counter may have been declared with or without its suffix."""
+    return families.get(name) or families.get(name + _COUNTER_SUFFIX)
+
+
+def _values(family: Metric, source: Source) -> list[float]:
+    plain = (source.name, source.name + _COUNTER_SUFFIX)
+    return [s.value for s in family.samples
+            if s.name in plain and _matches(s.labels, source.where) and not math.isnan(s.value)]
+
+
+def _scale(families: Mapping[str, Metric], source: Source) -> float:
+    """The value that a count is multiplied by; 1 without one. The first label set counts: it is a setting."""
+    if not source.scale_by:
+        return 1.0
+    family = _family(families, source.scale_by)
+    values = _values(family, Source(name=source.scale_by, where=source.scale_where)) if family else []
+    return values[0] if values else math.nan
+
+
+def _matches(labels: Mapping[str, str], where: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in where.items())
+
+
+def _histogram(family: Metric, source: Source) -> Histogram | None:
+    buckets: dict[float, float] = {}
+    total, count = 0.0, 0.0
+    for sample in family.samples:
+        if not _matches(sample.labels, source.where):
+            continue
+        if sample.name.endswith("_bucket"):
+            bound = float(sample.labels["le"])
+            buckets[bound] = buckets.get(bound, 0.0) + sample.value
+        elif sample.name.endswith("_sum"):
+            total += sample.value
+        elif sample.name.endswith("_count"):
+            count += sample.value
+    return Histogram.of_cumulative(buckets, total, count) if buckets else None
+
+
+def _from_iterations(text: str, time_s: float) -> Snapshot:
+    """trtllm-serve's own /metrics: a list of iterations since it was last read."""
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"metrics: not JSON: {error}; check the URL of the server") from None
+    iterations = [r for r in _records(read) if "numActiveRequests" in r or "kvCacheStats" in r]
+    if not iterations:
+        raise ConfigError("metrics: JSON without iterations; TensorRT-LLM shows Prometheus text at /prometheus/metrics")
+    last = iterations[-1]
+    cache = last.get("kvCacheStats") or {}
+    batch = last.get("inflightBatchingStats") or {}
+    per_block = float(cache.get("tokensPerBlock") or 0)
+    gauges = {
+        "running": batch.get("numScheduledRequests", last.get("numActiveRequests")),
+        "waiting": last.get("numQueuedRequests"),
+        "kv_used_tokens": cache.get("usedNumBlocks", 0) * per_block if per_block else None,
+        "kv_total_tokens": cache.get("maxNumBlocks", 0) * per_block if per_block else None,
+        "kv_usage_fraction": cache["usedNumBlocks"] / cache["maxNumBlocks"] if cache.get("maxNumBlocks") else None,
+        "step_s": last["iterLatencyMS"] / 1000.0 if last.get("iterLatencyMS") else None,
+    }
+    counters = {"steps": float(last["iter"])} if "iter" in last else {}
+    known = {name: float(value) for name, value in gauges.items() if value is not None}
+    return Snapshot(time_s=time_s, engine="trtllm", gauges=known, counters=counters)
+
+
+def _records(read: Any) -> Iterable[dict[str, Any]]:
+    rows = read if isinstance(read, list) else [read]
+    return [row for row in rows if isinstance(row, dict)]

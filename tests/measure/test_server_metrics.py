@@ -1,0 +1,193 @@
+"""What servers show at /metrics, read into one set of names."""
+
+from __future__ import annotations
+
+import http.server
+import math
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bstar.errors import ConfigError
+from bstar.measure.clock import now
+from bstar.measure.observers import hit_fraction
+from bstar.measure.server.histogram import Histogram
+from bstar.measure.server.scraper import MetricsSource, ServerCounters, ServerObserver
+from bstar.measure.server.snapshot import read_snapshot, window
+
+pytest.importorskip("prometheus_client")
+
+
+def vllm_text(
+    *, running: int = 3, preempted: int = 0, generated: int = 1000, steps: int = 100, engines: int = 1
+) -> str:
+    lines = ["# TYPE vllm:num_requests_running gauge"]
+    lines += [f'vllm:num_requests_running{{engine="{e}",model_name="m"}} {running}.0' for e in range(engines)]
+    lines += ["# TYPE vllm:num_requests_waiting gauge", 'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0']
+    lines += ["# TYPE vllm:num_requests_waiting_by_reason gauge",
+              'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 1.0',
+              'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 1.0']
+    lines += ["# TYPE vllm:kv_cache_usage_perc gauge"]
+    lines += [f'vllm:kv_cache_usage_perc{{engine="{e}"}} 0.5' for e in range(engines)]
+    lines += ["# TYPE vllm:num_preemptions_total counter", f'vllm:num_preemptions_total{{engine="0"}} {preempted}',
+              "# TYPE vllm:generation_tokens_total counter", f'vllm:generation_tokens_total{{engine="0"}} {generated}',
+              "# TYPE vllm:prefix_cache_queries_total counter", 'vllm:prefix_cache_queries_total{engine="0"} 400.0',
+              "# TYPE vllm:prefix_cache_hits_total counter", 'vllm:prefix_cache_hits_total{engine="0"} 100.0']
+    lines += ["# TYPE vllm:iteration_tokens_total histogram"]
+    lines += [f'vllm:iteration_tokens_total_bucket{{le="{le}"}} {c}' for le, c in (("8", steps), ("+Inf", steps))]
+    lines += [f"vllm:iteration_tokens_total_sum {generated}", f"vllm:iteration_tokens_total_count {steps}"]
+    lines += ["# TYPE vllm:cache_config_info gauge",
+              'vllm:cache_config_info{block_size="16",num_gpu_blocks="4000",cache_dtype="auto",'
+              'num_gpu_blocks_override="None"} 1.0']
+    return "\n".join(lines) + "\n"
+
+
+def test_vllm_names() -> None:
+    seen = read_snapshot(vllm_text(), 1.0)
+    assert seen.engine == "vllm"
+    assert (seen.gauge("running"), seen.gauge("waiting"), seen.gauge("waiting_capacity")) == (3.0, 2.0, 1.0)
+    assert seen.gauge("kv_usage_fraction") == 0.5
+    assert seen.counter("generated_tokens") == 1000.0
+    assert seen.info == {"block_size": "16", "num_gpu_blocks": "4000", "cache_dtype": "auto"}
+    assert math.isnan(seen.gauge("kv_used_tokens"))
+
+
+def test_data_parallel_engines_are_added_up_and_shares_averaged() -> None:
+    seen = read_snapshot(vllm_text(engines=2), 0.0)
+    assert (seen.engines, seen.gauge("running"), seen.gauge("kv_usage_fraction")) == (2, 6.0, 0.5)
+
+
+@pytest.mark.parametrize(("text", "engine", "expected"), [
+    ("sglang:num_running_reqs 4\nsglang:num_queue_reqs 1\nsglang:token_usage 0.25\nsglang:num_used_tokens 10\n"
+     "# TYPE sglang:generation_tokens_total counter\nsglang:generation_tokens_total 7\n",
+     "sglang", {"running": 4.0, "waiting": 1.0, "kv_usage_fraction": 0.25, "kv_used_tokens": 10.0}),
+    ('nv_trt_llm_request_metrics{request_type="scheduled"} 4\nnv_trt_llm_request_metrics{request_type="waiting"} 9\n'
+     'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used"} 3\n'
+     'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64\n',
+     "trtllm", {"running": 4.0, "waiting": 9.0, "kv_used_tokens": 192.0}),
+    ("tgi_batch_current_size 4\ntgi_queue_size 1\n", "tgi", {"running": 4.0, "waiting": 1.0}),
+    ("llamacpp:requests_processing 2\nllamacpp:requests_deferred 3\n# TYPE llamacpp:n_decode_total counter\n"
+     "llamacpp:n_decode_total 12\n", "llamacpp", {"running": 2.0, "waiting": 3.0}),
+    ("trtllm_kv_cache_utilization 0.62\n", "trtllm", {"kv_usage_fraction": 0.62}),
+    ('[{"iter": 5, "iterLatencyMS": 8.0, "numActiveRequests": 3, "numQueuedRequests": 1, "kvCacheStats": '
+     '{"usedNumBlocks": 5, "maxNumBlocks": 20, "tokensPerBlock": 32}}]',
+     "trtllm", {"running": 3.0, "waiting": 1.0, "kv_usage_fraction": 0.25, "kv_used_tokens": 160.0, "step_s": 0.008}),
+])  # fmt: skip
+def test_other_engines(text: str, engine: str, expected: dict[str, float]) -> None:
+    seen = read_snapshot(text, 0.0)
+    assert seen.engine == engine
+    assert {name: seen.gauge(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("text", ["", "up 1\n", "<html>", "{}", "[1]", "[{]"])
+def test_what_is_no_engine_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="metrics: ") as error:
+        read_snapshot(text, 0.0)
+    assert "\n" not in str(error.value)
+
+
+def test_window_counts_what_happened() -> None:
+    after = read_snapshot(vllm_text(preempted=5, generated=3000, steps=300), 3.0)
+    seen = window(read_snapshot(vllm_text(), 1.0), after)
+    assert (seen.count("preemptions"), seen.rate("generated_tokens"), seen.steps) == (5.0, 1000.0, 200.0)
+    assert seen.histograms["step_tokens"].mean == 10.0
+    assert not seen.restarted
+
+
+def test_a_restart_between_two_readings_is_seen() -> None:
+    seen = window(read_snapshot(vllm_text(generated=5000), 0.0), read_snapshot(vllm_text(generated=50), 1.0))
+    assert seen.restarted
+    assert seen.count("generated_tokens") == 50.0
+
+
+@given(st.lists(st.floats(0.001, 99.0), min_size=1, max_size=200), st.floats(0.01, 0.99))
+def test_quantiles_lie_in_the_bucket_of_the_true_one(values: list[float], q: float) -> None:
+    bounds = [0.01, 0.1, 1.0, 10.0, 100.0, math.inf]
+    found = Histogram.of_cumulative({b: float(sum(v <= b for v in values)) for b in bounds}, sum(values))
+    low, high = found.resolution(q)
+    true = float(np.quantile(values, q, method="inverted_cdf"))
+    assert low <= found.quantile(q) <= high
+    assert low * (1 - 1e-12) <= true <= high
+    assert found.mean == pytest.approx(np.mean(values))
+
+
+def test_histograms_add_and_subtract() -> None:
+    one = Histogram(bounds=(1.0, math.inf), counts=(3.0, 1.0), total=4.0)
+    two = Histogram(bounds=(0.5, 1.0, math.inf), counts=(1.0, 1.0, 0.0), total=1.0)
+    assert one.plus(one).minus(one) == one
+    assert one.plus(two) == Histogram(bounds=(1.0, math.inf), counts=(5.0, 1.0), total=5.0)
+    assert one.plus(one).count == 8.0
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """A server that shows the texts of a list, the last one for ever."""
+    texts = [vllm_text()]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                self.send_error(404)
+                return
+            body = (texts.pop(0) if len(texts) > 1 else texts[0]).encode()
+            self.send_response(200 if body else 500)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http_server.server_address[1]}/v1", texts
+    http_server.shutdown()
+    http_server.server_close()
+
+
+def test_a_run_is_watched(server: tuple[str, list[str]]) -> None:
+    url, texts = server
+    texts[:] = [vllm_text(), vllm_text(preempted=1, generated=1500, steps=150), vllm_text(preempted=3, generated=2000)]
+    observer = ServerObserver(MetricsSource(url=url), interval_s=0.02)
+    observer.start(now())
+    while observer._thread is not None and len(observer.snapshots) < 4:
+        pass
+    seen = observer.stop()
+    assert seen.summary["counters"]["preemptions"] == 3.0
+    assert seen.summary["gauges"]["running"] == {"mean": 3.0, "max": 3.0}
+    assert seen.summary["waiting_share"] == 1.0
+    table = seen.tables["server"]
+    assert len({len(c) for c in table.values()}) == 1
+    assert np.isnan(table["preemptions_per_s"][0])
+
+
+def test_a_server_that_fails_costs_no_run(server: tuple[str, list[str]]) -> None:
+    url, texts = server
+    observer = ServerObserver(MetricsSource(url=url), interval_s=10.0)
+    observer.start(now())
+    texts[:] = [""]
+    seen = observer.stop()
+    assert (seen.summary["scrapes"], seen.summary["failures"]) == (1, 1)
+    gone = ServerObserver(MetricsSource(url="http://127.0.0.1:9"), interval_s=10.0)
+    gone.start(now())
+    assert gone.stop().summary["scrapes"] == 0
+
+
+def test_prefix_hits_are_read(server: tuple[str, list[str]]) -> None:
+    url, _ = server
+    reader = ServerCounters(MetricsSource(url=url))
+    before, after = reader.read(), reader.read()
+    assert before is not None
+    assert before.prefix_hit_tokens == 100.0
+    assert hit_fraction(before, after) is None  # nothing was looked up in between
+    assert ServerCounters(MetricsSource(url="http://127.0.0.1:9")).read() is None
+
+
+def test_no_metrics_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"metrics: /metrics: .*; give the URL") as error:
+        MetricsSource(url="http://127.0.0.1:9").read()
+    assert "\n" not in str(error.value)
