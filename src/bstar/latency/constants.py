@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.latency.constant_values import ConstantKey, Value, resolved_values
+from bstar.specs.calibration import Calibration
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
 
@@ -137,7 +138,12 @@ class Constants(Mapping[str, float]):
 
     @property
     def provenance(self) -> Provenance:
-        """The weakest provenance of what carries a step's time: the kernels' and the engine's constants."""
+        """The weakest provenance of what carries a step's time: the kernels' and the engine's constants.
+
+        "measured" where a calibration on the very deployment replaced some of them.
+        """
+        if any(v.provenance == "measured" for v in self._values.values()):
+            return "measured"
         found = {v.provenance for name, v in self._values.items() if not name.startswith(("scale.", "host_bus."))}
         return "assumed" if "assumed" in found else "fitted"
 
@@ -159,8 +165,12 @@ class Constants(Mapping[str, float]):
 
 
 def constants_for(deployment: Deployment) -> Constants:
-    """The constants of this deployment's engine, version and device. Raises SpecError for an unknown engine."""
-    return _constants(constant_key(deployment))
+    """The constants of this deployment's engine, version and device, those of its calibration over them.
+
+    Raises SpecError for an unknown engine.
+    """
+    key = constant_key(deployment)
+    return _constants(key) if deployment.calibration is None else _calibrated(key, deployment.calibration)
 
 
 def constant_key(deployment: Deployment) -> ConstantKey:
@@ -170,6 +180,12 @@ def constant_key(deployment: Deployment) -> ConstantKey:
         engine=engine.name, version=engine.version_tuple, compute_capability=device.compute_capability,
         half_rate_accumulation=device.half_rate_accumulation, inline_ecc=device.inline_ecc,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _calibrated(key: ConstantKey, calibration: Calibration) -> Constants:
+    return _constants(key).replace(
+        dict(calibration.values), provenance="measured", source=f"profile {calibration.name}")
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bstar.specs.calibration import Calibration
 from bstar.specs.device import DeviceSpec
 from bstar.specs.engine import EngineSettings
 from bstar.specs.formats import KvFormat, kv_format
@@ -13,12 +14,16 @@ from bstar.specs.parallel import ParallelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One replica of an engine serving a model. Build it with `bstar.deployment(...)`."""
+    """One replica of an engine serving a model. Build it with `bstar.deployment(...)`.
+
+    calibration   what a profile measured of it; None: the fitted constants hold
+    """
 
     model: ModelSpec
     device: DeviceSpec
     parallel: ParallelSpec
     engine: EngineSettings
+    calibration: Calibration | None = None
 
     @property
     def kv_format(self) -> KvFormat:
