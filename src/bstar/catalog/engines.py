@@ -19,6 +19,7 @@ from typing import Any, Literal
 from bstar.catalog.engine_rules import engine_memory_bytes, ladder, meets, static_fraction
 from bstar.errors import NotInCatalogError, SpecError
 from bstar.specs.device import DeviceSpec
+from bstar.specs.engine import CudagraphMode
 
 ENGINES = ("vllm", "sglang", "trtllm")
 _SPELLINGS = {"tensorrtllm": "trtllm", "trtllmserve": "trtllm", "tensorrt": "trtllm", "trt": "trtllm", "sgl": "sglang"}
@@ -43,6 +44,7 @@ class EngineDefaults:
         "static-fraction-of-free"       of the memory free at start: weights and KV cache (SGLang)
         "fraction-of-free-after-load"   of the memory free after loading: KV cache alone (TensorRT-LLM)
     block_size                    tokens per KV block of plain attention; `kv_block_size` for other kinds
+    cudagraph_mode                what is replayed from CUDA graphs (`EngineSettings.cudagraph_mode`)
     hybrid_prefix_caching         enable_prefix_caching's default holds for models with state layers too
     chunked_prefill_above_model_len   longer models chunk their prefill although it is off (vLLM's V0 engine)
     cudagraph_memory_subtracted   memory for CUDA graphs is left out of the KV space beforehand
@@ -66,6 +68,7 @@ class EngineDefaults:
     async_scheduling: bool
     cudagraph_memory_subtracted: bool
     cudagraph_cap: int
+    cudagraph_mode: CudagraphMode
     long_prefill_token_threshold: int
     stream_interval: int
     scheduling_policy: Literal["fcfs", "priority"]
@@ -177,8 +180,8 @@ def engine_defaults(
     rules = tuple(r for r in merged["block_size"] if meets(r, device, memory_bytes, world_size))
     plain = (
         "enable_prefix_caching", "hybrid_prefix_caching", "enable_chunked_prefill", "async_scheduling",
-        "cudagraph_memory_subtracted", "long_prefill_token_threshold", "stream_interval", "scheduling_policy",
-        "reserve_full_prompt", "source",
+        "cudagraph_memory_subtracted", "cudagraph_mode", "long_prefill_token_threshold", "stream_interval",
+        "scheduling_policy", "reserve_full_prompt", "source",
     )  # fmt: skip
     return EngineDefaults(
         engine=name,

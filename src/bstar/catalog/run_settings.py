@@ -20,7 +20,7 @@ from bstar.catalog.engines import engine_name
 from bstar.errors import SpecError
 
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
-_TEXTS = frozenset({"kv_cache_dtype"})  # flags whose text is no arithmetic
+_TEXTS = frozenset({"kv_cache_dtype", "cudagraph_mode"})  # flags whose text is no arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

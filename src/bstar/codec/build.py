@@ -15,7 +15,7 @@ from bstar.codec.engine_limits import batch_limits, check_figures, checked_block
 from bstar.codec.masking import masked
 from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
-from bstar.specs.engine import EngineSettings
+from bstar.specs.engine import CudagraphMode, EngineSettings
 from bstar.specs.formats import FP32, TensorFormat, kv_format, tensor_format
 from bstar.specs.model import ModelSpec, WeightFormats
 from bstar.specs.parallel import ParallelSpec
@@ -54,6 +54,7 @@ def build_deployment(
     async_scheduling: bool | None = None,
     enforce_eager: bool = False,
     cudagraph_max_size: int | None = None,
+    cudagraph_mode: CudagraphMode | None = None,
     long_prefill_token_threshold: int | None = None,
     scheduling_policy: Literal["fcfs", "priority"] | None = None,
     num_gpu_blocks_override: int | None = None,
@@ -142,6 +143,7 @@ def build_deployment(
         cudagraph_max_size=_cudagraph_max_size(
             defaults, seqs, budget, enforce_eager=enforce_eager, asked=cudagraph_max_size,
             query_tokens=1 + num_speculative_tokens),
+        cudagraph_mode=defaults.cudagraph_mode if cudagraph_mode is None else cudagraph_mode,
         long_prefill_token_threshold=(
             defaults.long_prefill_token_threshold if long_prefill_token_threshold is None
             else long_prefill_token_threshold),

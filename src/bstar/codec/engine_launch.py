@@ -107,7 +107,7 @@ def _vllm(d: Deployment, model: str) -> list[str]:
     ):
         if wanted != default:
             words.append(f"--{name}" if wanted else f"--no-{name}")
-    words += _vllm_graphs(d, defaults.cudagraph_max_size(
+    words += _vllm_graphs(d, defaults.cudagraph_mode, defaults.cudagraph_max_size(
         e.max_num_seqs, e.max_num_batched_tokens, query_tokens=1 + e.num_speculative_tokens))
     if e.long_prefill_token_threshold != defaults.long_prefill_token_threshold:
         words += ["--long-prefill-token-threshold", str(e.long_prefill_token_threshold)]
@@ -127,15 +127,18 @@ def _vllm(d: Deployment, model: str) -> list[str]:
     return words
 
 
-def _vllm_graphs(d: Deployment, default: int) -> list[str]:
+def _vllm_graphs(d: Deployment, mode: str, default: int) -> list[str]:
     e = d.engine
     if e.enforce_eager:
         return ["--enforce-eager"]
-    if e.cudagraph_max_size == default:
-        return []
-    if e.cudagraph_max_size == 0:
+    if e.cudagraph_max_size == 0 and default:
         return ["--compilation-config", '{"cudagraph_mode": "NONE"}']
-    return ["--max-cudagraph-capture-size", str(e.cudagraph_max_size)]
+    words = []
+    if e.cudagraph_mode != mode:
+        words += ["--compilation-config", json.dumps({"cudagraph_mode": e.cudagraph_mode.upper()})]
+    if e.cudagraph_max_size != default:
+        words += ["--max-cudagraph-capture-size", str(e.cudagraph_max_size)]
+    return words
 
 
 def _sglang(d: Deployment, model: str) -> list[str]:

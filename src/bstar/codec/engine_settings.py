@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from bstar.codec.engine_effects import matters
 from bstar.codec.engine_flags import Argument
 from bstar.codec.engine_values import engine_float, engine_int, max_model_len
 from bstar.codec.masking import masked
 from bstar.errors import ConfigError, SpecError
+from bstar.specs.engine import CudagraphMode
 from bstar.units import GIB
 
 Settings = dict[str, Any]
@@ -239,8 +240,11 @@ def _compilation(settings: Settings, argument: Argument) -> bool:
         settings["cudagraph_max_size"] = max(sizes)
     if isinstance(largest, int) and not isinstance(largest, bool):
         settings["cudagraph_max_size"] = largest
-    if str(options.get("cudagraph_mode", "")).upper() == "NONE":
+    mode = str(options.get("cudagraph_mode", "")).lower()
+    if mode == "none":
         settings["cudagraph_max_size"] = 0
+    elif mode in get_args(CudagraphMode):
+        settings["cudagraph_mode"] = mode
     return not set(options) - {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_mode"}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from bstar.errors import SpecError
 
 EngineName = Literal["vllm", "sglang", "trtllm"]
+CudagraphMode = Literal["full_and_piecewise", "full_decode_only", "piecewise", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class EngineSettings:
     max_num_batched_tokens  token budget of one step
     block_size              tokens per KV block; None: the engine chooses (hybrid models)
     cudagraph_max_size      largest captured batch; 0 with enforce_eager
+    cudagraph_mode          what is replayed: decode steps whole and others in pieces between their attentions, decode
+                            steps alone, all steps in pieces, nothing
     num_gpu_blocks_override / kv_cache_memory_bytes  take the KV space from here instead of profiling
     estimate_cudagraph_memory  whether CUDA-graph memory is estimated and taken from the KV space
                             (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); None: as the version does
@@ -52,6 +55,7 @@ class EngineSettings:
     async_scheduling: bool = True
     enforce_eager: bool = False
     cudagraph_max_size: int = 512
+    cudagraph_mode: CudagraphMode = "full_and_piecewise"
     long_prefill_token_threshold: int = 0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     num_gpu_blocks_override: int | None = None
@@ -85,6 +89,9 @@ class EngineSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SpecError(f"{name}: must be at least {least}, is {value}")
+        if self.cudagraph_mode not in get_args(CudagraphMode):
+            raise SpecError(f"cudagraph_mode: must be one of {', '.join(get_args(CudagraphMode))}, "
+                            f"is {self.cudagraph_mode!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SpecError(f"gpu_memory_utilization: must be in (0, 1], is {self.gpu_memory_utilization}")
         if self.block_size is not None and self.block_size < 1:
