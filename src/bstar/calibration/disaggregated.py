@@ -9,7 +9,6 @@ this module adds stands at its top, with its source.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -139,6 +138,5 @@ def _transfer_s(prefill: Deployment, layout: DisaggregatedLayout, prompt: NDArra
     whole = kv_bytes_per_sequence(prefill.model, prefill.kv_format, most, prefill.parallel)
     state = state_bytes_per_sequence(prefill.model, prefill.parallel)
     per_token = whole / most if most else 0.0
-    seconds: NDArray[np.float64] = HANDOVER_S + link.latency_s + (per_token * prompt + state) / (
-        link.bandwidth_bytes_per_s)  # fmt: skip
-    return seconds if math.isfinite(float(seconds.max())) else np.full(prompt.shape, HANDOVER_S)
+    moved = prompt.astype(np.float64) * per_token + state
+    return HANDOVER_S + link.latency_s + moved / link.bandwidth_bytes_per_s

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bstar.errors import SpecError
 from bstar.sim.cluster.pool_cost import DecodeCost, PromptCost
+
+if TYPE_CHECKING:
+    from bstar.sim.cluster.pool_kernel import PoolRules, PoolState, PoolTimes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -153,7 +156,7 @@ def check(requests: PoolRequests, decode: DecodePool) -> None:
         raise SpecError(f"decode pool: a request of {largest:,} tokens has no place in {decode.room:,}")
 
 
-def _times(n: int, clients: int) -> "PoolTimes":  # noqa: F821, UP037
+def _times(n: int, clients: int) -> PoolTimes:
     from bstar.sim.cluster.pool_kernel import PoolTimes
 
     def never() -> Floats:
@@ -167,8 +170,8 @@ def _times(n: int, clients: int) -> "PoolTimes":  # noqa: F821, UP037
 
 
 def _state(
-    rules: "PoolRules", requests: PoolRequests, prompts: PromptCost, steps: DecodeCost, log_rows: int  # noqa: F821, UP037
-) -> "PoolState":  # noqa: F821, UP037
+    rules: PoolRules, requests: PoolRequests, prompts: PromptCost, steps: DecodeCost, log_rows: int
+) -> PoolState:
     from bstar.sim.cluster import pool_kernel as k
 
     n, clients, groups = requests.prompt.size, requests.clients, len(steps.span_limit)
