@@ -69,6 +69,8 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.connections = 0
         self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -89,6 +91,8 @@ class FakeServer:
     def _stop(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
+        for writer in self._writers:
+            writer.transport.abort()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -97,14 +101,24 @@ class FakeServer:
         except asyncio.CancelledError:
             pass
         finally:
-            self._loop.run_until_complete(asyncio.sleep(0))
+            for _ in range(3):  # connections that are being accepted have no task yet
+                self._loop.run_until_complete(asyncio.sleep(0.01))
+                self._stop()
+            self._loop.run_until_complete(asyncio.sleep(0.01))
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._client, "127.0.0.1", 0, ssl=self.context, backlog=4096)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.context, backlog=4096)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        self._tasks.append(self._loop.create_task(self._client(reader, writer)))
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

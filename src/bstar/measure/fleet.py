@@ -248,6 +248,7 @@ def run_here(
         loop.call_later(_POLL_S, tell)
 
     main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
     try:
         if main_thread:
             loop.add_signal_handler(signal.SIGINT, interrupted)
@@ -257,5 +258,6 @@ def run_here(
     finally:
         if main_thread:
             loop.remove_signal_handler(signal.SIGINT)
+            signal.signal(signal.SIGINT, handler)
         loop.close()
     return report

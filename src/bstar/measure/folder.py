@@ -198,13 +198,14 @@ def recover(path: str | Path) -> tuple[RequestTable, Traffic]:
     parts: dict[int, WorkerRows] = {}
     rows: dict[int, list[tuple[Any, ...]]] = {}
     try:
-        with (folder / "requests.journal").open("rb") as file, contextlib.suppress(pyarrow.ArrowInvalid, EOFError):
-            for batch in pyarrow.ipc.open_stream(file):  # the last batch may be cut
-                for row in zip(*[batch.column(i).to_pylist() for i in range(batch.num_columns)], strict=True):
-                    rows.setdefault(row[-2], []).append(row[:-2])
-                    parts[row[-2]] = WorkerRows(row[-2], ClockOffset(offset_s=row[-1]), rows[row[-2]])
+        file = (folder / "requests.journal").open("rb")
     except OSError as error:
         raise ConfigError(f"run: {folder}: no journal to recover ({error.strerror})") from None
+    with file, contextlib.suppress(pyarrow.ArrowInvalid, OSError):  # the last batch may be cut
+        for batch in pyarrow.ipc.open_stream(file):
+            for row in zip(*[batch.column(i).to_pylist() for i in range(batch.num_columns)], strict=True):
+                rows.setdefault(row[-2], []).append(row[:-2])
+                parts[row[-2]] = WorkerRows(row[-2], ClockOffset(offset_s=row[-1]), rows[row[-2]])
     traffic = _traffic_of(_read_parquet(folder / "traffic.parquet"), note, note)
     return request_table(parts.values(), traffic, float(note["origin_s"])), traffic
 

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-import bstar
 from bstar.errors import SpecError
 from bstar.measure.clock import ClockOffset
 from bstar.measure.contents import Given, expected_cached_fraction
@@ -260,13 +259,13 @@ def environment_of(server: Prepared) -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
     versions: dict[str, str | None] = {}
-    for name in ("httptools", "uvloop", "pyarrow", "numpy"):
+    for name in ("bstar", "httptools", "uvloop", "pyarrow", "numpy"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = None
     return {
-        "bstar": bstar.__version__, "python": platform.python_version(), "platform": platform.platform(),
+        "python": platform.python_version(), "platform": platform.platform(),
         "cpus": os.cpu_count(), "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "packages": versions, "started_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "byte_order": sys.byteorder, "server": server.facts.to_dict(), "addresses": len(server.addresses),
