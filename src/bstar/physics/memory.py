@@ -34,7 +34,7 @@ from bstar.physics.kv_blocks import (
     kv_rules,
     longest_context,
 )
-from bstar.physics.kv_cache import kv_bytes_per_sequence, state_bytes_per_sequence
+from bstar.physics.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token, state_bytes_per_sequence
 from bstar.physics.kv_pages import attention_block_tokens, layer_pages
 from bstar.physics.loading import loaded_weight_bytes, offloaded_weight_bytes
 from bstar.physics.partition import check_parallel
@@ -300,7 +300,10 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     stage = min(range(len(available)), key=lambda i: available[i])
     room = available[stage] if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
     length = engine.max_model_len
-    per_request = kv_bytes_per_sequence(model, deployment.kv_format, length, parallel)
+    if engine.name == "trtllm":  # its pool keeps whole sequences, windows or not, unless max_attention_window is set
+        per_request = round(length * kv_bytes_per_token(model, deployment.kv_format, parallel))
+    else:
+        per_request = kv_bytes_per_sequence(model, deployment.kv_format, length, parallel)
     per_request += state_bytes_per_sequence(model, parallel)
     if engine.num_gpu_blocks_override is not None:  # SGLang's --max-total-tokens: the pool is no larger
         room = min(room, round(per_request / length * engine.num_gpu_blocks_override * (engine.block_size or 1)))
