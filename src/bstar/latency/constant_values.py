@@ -21,13 +21,14 @@ _ECC_TRAFFIC: Final = 16.0 / 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantKey:
-    """What constants depend on. version: of the engine, () where it is not a dotted number."""
+    """What constants depend on. version: of the engine, () where it is not a dotted number; device: its id."""
 
     engine: str
     version: tuple[int, ...]
     compute_capability: int | None
     half_rate_accumulation: bool = False
     inline_ecc: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,22 +129,43 @@ def _kernel_values(key: ConstantKey) -> dict[str, Value]:
     return out
 
 
-def _fitted(key: ConstantKey) -> dict[str, Value]:
-    """Entries of fitted.toml that hold for `key`; of one name, the one with most conditions.
+@lru_cache(maxsize=1)
+def _fits() -> tuple[dict[str, Any], ...]:
+    """The entries of every data/fitted*.toml, files in the order of their names, each with its file."""
+    folder = files("bstar.latency").joinpath("data")
+    names = sorted(f.name for f in folder.iterdir() if f.name.startswith("fitted") and f.name.endswith(".toml"))
+    return tuple({"source": name} | raw for name in names for raw in _file(name).get("value", []))
 
-    [[value]] name, value, standard_error, rows; conditions: engine, generation, since (engine version, needs engine).
+
+def _fitted(key: ConstantKey) -> dict[str, Value]:
+    """Entries of data/fitted*.toml that hold for `key`; of one name, the one with most conditions.
+
+    [[value]] name, value, standard_error, rows; conditions: engine, since and until (engine versions, from and
+    before; they need engine), generation, device (a device's id).
     """
-    generation = generation_name(key.compute_capability)
     best: dict[str, tuple[tuple[int, tuple[int, ...]], Value]] = {}
-    for raw in _file("fitted.toml").get("value", []):
-        since = tuple(int(part) for part in str(raw["since"]).split(".")) if "since" in raw else ()
-        if raw.get("engine", key.engine) != key.engine or raw.get("generation", generation) != generation:
+    for raw in _fits():
+        if not _holds(raw, key):
             continue
-        if since and key.version < since:
-            continue
-        rank = (("engine" in raw) + ("generation" in raw) + bool(since), since)
-        one = Value(value=float(raw["value"]), provenance="fitted", source=raw.get("source", "fitted.toml"),
+        conditions = [name in raw for name in ("engine", "generation", "device")] + ["since" in raw or "until" in raw]
+        rank = sum(conditions), _version(raw.get("since", ""))
+        one = Value(value=float(raw["value"]), provenance="fitted", source=raw["source"],
                     standard_error=raw.get("standard_error"))
         if raw["name"] not in best or rank >= best[raw["name"]][0]:
             best[raw["name"]] = (rank, one)
     return {name: one for name, (_, one) in best.items()}
+
+
+def _holds(raw: Mapping[str, Any], key: ConstantKey) -> bool:
+    """Whether every condition of an entry is met."""
+    known = {"engine": key.engine, "generation": generation_name(key.compute_capability), "device": key.device}
+    if any(raw.get(name, value) != value for name, value in known.items()):
+        return False
+    since, until = _version(raw.get("since", "")), _version(raw.get("until", ""))
+    if since and key.version < since:
+        return False
+    return not until or (bool(key.version) and key.version < until)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(text).split(".")) if text != "" else ()

@@ -178,7 +178,7 @@ def constant_key(deployment: Deployment) -> ConstantKey:
     device, engine = deployment.device, deployment.engine
     return ConstantKey(
         engine=engine.name, version=engine.version_tuple, compute_capability=device.compute_capability,
-        half_rate_accumulation=device.half_rate_accumulation, inline_ecc=device.inline_ecc,
+        half_rate_accumulation=device.half_rate_accumulation, inline_ecc=device.inline_ecc, device=device.id,
     )  # fmt: skip
 
 
