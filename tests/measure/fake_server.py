@@ -71,6 +71,7 @@ class FakeServer:
         self.port = 0
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._over = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -89,7 +90,8 @@ class FakeServer:
         self._thread.join(10)
 
     def _stop(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
+        self._over.set()
+        for task in self._tasks:
             task.cancel()
         for writer in self._writers:
             writer.transport.abort()
@@ -98,8 +100,6 @@ class FakeServer:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
-        except asyncio.CancelledError:
-            pass
         finally:
             for _ in range(3):  # connections that are being accepted have no task yet
                 self._loop.run_until_complete(asyncio.sleep(0.01))
@@ -112,7 +112,7 @@ class FakeServer:
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         try:
-            await asyncio.Event().wait()
+            await self._over.wait()
         finally:
             server.close()
 

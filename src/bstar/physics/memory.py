@@ -301,7 +301,7 @@ def _pool_of_tokens(deployment: Deployment) -> MemoryBudget:
     room = available[stage] if engine.kv_cache_memory_bytes is None else engine.kv_cache_memory_bytes
     length = engine.max_model_len
     if engine.name == "trtllm":  # its pool keeps whole sequences, windows or not, unless max_attention_window is set
-        per_request = round(length * kv_bytes_per_token(model, deployment.kv_format, parallel))
+        per_request = length * kv_bytes_per_token(model, deployment.kv_format, parallel)
     else:
         per_request = kv_bytes_per_sequence(model, deployment.kv_format, length, parallel)
     per_request += state_bytes_per_sequence(model, parallel)
