@@ -1,0 +1,230 @@
+"""Calibration from few points: the constants of one deployment that explain what was measured on it.
+
+    profile = bstar.calibrate(deployment, [{"concurrency": 4, "input_tokens": 1024, "output_tokens": 1024,
+                                            "ttft_s": 0.06, "tpot_s": 0.0087}, {"concurrency": 128, …}])
+    bstar.simulate(bstar.deployment(…, profile=profile), load)
+
+Two points cannot say twelve constants. So each constant has a prior: its fitted value, and how far those of single
+deployments scatter around it (`priors.toml`); what is found is the most probable set of constants given prior and
+points (maximum a posteriori). What the points do not say stays as it was; constants that hardly moved are put back.
+
+The prediction of a point is the simulation of its load. A mean latency is a sum of times, each in proportion to one
+constant's time, as long as steps keep their order: so derivatives are taken once, and each round of the search is one
+simulation a point, which corrects what the sum got wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.calibration.observations import Observation, observations, predicted, spread_of
+from bstar.calibration.priors import Knob, knobs_for
+from bstar.calibration.profile import Profile, ProfileConstant, ProfilePoint, Scope
+from bstar.errors import SpecError
+from bstar.specs.calibration import Calibration
+from bstar.specs.deployment import Deployment
+
+Floats = NDArray[np.float64]
+Case = tuple[Deployment, Observation]
+
+MOST_POINTS: Final = 64
+_ROUNDS: Final = 3
+_SETTLED: Final = 0.002  # of a mean, between two rounds
+_STEP: Final = 1.0  # standard deviations, for derivatives
+_MOVED: Final = 0.1  # standard deviations: less is no news
+_ROBUST: Final = 3.0  # residuals beyond so many expected errors count less
+
+
+def calibrate(deployment: Deployment, points: Any, *, name: str = "calibrated") -> Profile:
+    """A profile of `deployment` from measured points of it: mappings, Points, or a file of points.
+
+    2 to 6 points, the lowest and the highest load among them, say most; TTFT and TPOT (or throughput) of each are
+    enough, see `bstar.calibration.observations`. Raises SpecError naming the point and what is wrong with it,
+    InfeasibleError where the deployment does not start.
+    """
+    found = observations(points)
+    return calibrated_on([(deployment, one) for one in found], name=name)
+
+
+def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile:
+    """The profile of points that were measured with deployments that differ in their engine's flags alone."""
+    if not cases:
+        raise SpecError("points: none given; give 2 to 6 measured points of the deployment")
+    if len(cases) > MOST_POINTS:
+        raise SpecError(f"points: {len(cases)} are more than a calibration takes ({MOST_POINTS}); give the loads that "
+                        "matter, lowest and highest among them")
+    scope = Scope.of(cases[0][0])
+    for deployment, one in cases:
+        if Scope.of(deployment) != scope:
+            raise SpecError(f"point {one.id}: is of another deployment than the first point; calibrate each on its own")
+    problem = _Problem.of([(replace(d, calibration=None), one) for d, one in cases])
+    fit = problem.solved()
+    kept = [k for k, moved in enumerate(fit.u) if abs(moved) >= _MOVED]
+    if len(kept) < len(fit.u):
+        fit = problem.solved(kept)
+    constants, covariance = _constants(problem, fit)
+    return Profile(
+        name=name, scope=scope, constants=constants, covariance=covariance, created_by=_version(),
+        points=tuple(_point(one, problem.before[i], fit.after[i]) for i, (_, one) in enumerate(cases)),
+        notes=_notes(problem, fit),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fit:
+    """u: (knobs,) standard deviations from the fitted constants; its covariance; predictions with it, a point each."""
+
+    u: Floats
+    covariance: Floats
+    after: tuple[dict[str, float], ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Problem:
+    """Points, priors, the predictions with the fitted constants and their derivatives.
+
+    names       (point, metric) of every figure
+    measured, expected_error   (figures,) ln, and its standard deviation
+    slopes      (figures, knobs) relative change of a figure per unit of `Knob.time`
+    """
+
+    cases: tuple[Case, ...]
+    knobs: tuple[Knob, ...]
+    before: tuple[dict[str, float], ...]
+    names: tuple[tuple[int, str], ...]
+    measured: Floats
+    expected_error: Floats
+    slopes: Floats
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> _Problem:
+        knobs = knobs_for(cases[0][0])
+        before = tuple(predicted(d, one) for d, one in cases)
+        names = tuple((i, m) for i, (_, one) in enumerate(cases) for m in one.measured if m in before[i])
+        if not names:
+            raise SpecError("points: none has a figure that is predicted (one-token answers have no TPOT); give ttft_s")
+        base = np.array([before[i][m] for i, m in names])
+        slopes = np.zeros((len(names), len(knobs)))
+        for k, knob in enumerate(knobs):
+            step = _STEP if knob.value(_STEP) != knob.fitted else -_STEP
+            moved = _predictions(cases, {knob.name: knob.value(step)})
+            there = np.array([moved[i][m] for i, m in names])
+            slopes[:, k] = (there / base - 1.0) / knob.time(step)
+        return cls(
+            cases=tuple(cases), knobs=knobs, before=before, names=names, slopes=slopes,
+            measured=np.log([cases[i][1].measured[m] for i, m in names]),
+            expected_error=spread_of([m for _, m in names]),
+        )  # fmt: skip
+
+    def solved(self, kept: Sequence[int] | None = None) -> Fit:
+        """The most probable constants; only those in `kept` (None: all) are moved."""
+        chosen = np.arange(len(self.knobs)) if kept is None else np.array(kept, dtype=int)
+        u = np.zeros(len(self.knobs))
+        after, best = self.before, Fit(
+            u=u, covariance=np.eye(len(u)), after=self.before, cost=self._cost(u, self.before))  # fmt: skip
+        for _ in range(_ROUNDS if chosen.size else 0):
+            u_next, covariance = self._searched(u, after, chosen)
+            changes = {k.name: k.value(x) for k, x in zip(self.knobs, u_next, strict=True) if x}
+            found = tuple(_predictions(self.cases, changes))
+            change = np.max(np.abs(self.figures(found) - self.figures(after)), initial=0.0)
+            u, after = u_next, found
+            cost = self._cost(u, after)
+            if cost < best.cost:
+                best = Fit(u=u, covariance=covariance, after=after, cost=cost)
+            if change < _SETTLED:
+                break
+        return best
+
+    def figures(self, predictions: Sequence[dict[str, float]]) -> Floats:
+        result: Floats = np.log([predictions[i][m] for i, m in self.names])
+        return result
+
+    def _cost(self, u: Floats, predictions: Sequence[dict[str, float]]) -> float:
+        off = (self.figures(predictions) - self.measured) / self.expected_error
+        robust = 2.0 * _ROBUST**2 * (np.sqrt(1.0 + (off / _ROBUST) ** 2) - 1.0)
+        return float(robust.sum() + u @ u)
+
+    def _model(self, u: Floats) -> Floats:
+        """ln of the figures by the sum of times, against that at the fitted constants."""
+        moved = np.array([k.time(x) for k, x in zip(self.knobs, u, strict=True)])
+        result: Floats = np.log(np.maximum(1.0 + self.slopes @ moved, 0.05))
+        return result
+
+    def _searched(self, start: Floats, simulated: Sequence[dict[str, float]], chosen: NDArray[np.int64]
+                  ) -> tuple[Floats, Floats]:
+        """(u, covariance of u): Gauss-Newton on the sum of times, corrected to what was simulated at `start`."""
+        offset = self.figures(simulated) - self._model(start)
+        u, unit = start.copy(), np.eye(len(start))
+        hessian = unit
+        for _ in range(12):
+            now = self._model(u)
+            slopes = np.stack([(self._model(u + 1e-4 * unit[k]) - self._model(u - 1e-4 * unit[k])) / 2e-4
+                               for k in chosen], axis=1)
+            off = self.measured - offset - now
+            weight = self.expected_error**-2 / np.sqrt(1.0 + (off / self.expected_error / _ROBUST) ** 2)
+            hessian = (slopes.T * weight) @ slopes + np.eye(chosen.size)
+            move = np.linalg.solve(hessian, slopes.T @ (weight * off) - u[chosen])
+            u[chosen] += np.clip(move, -1.5, 1.5)
+            if np.max(np.abs(move)) < 1e-4:
+                break
+        covariance = unit.copy()
+        covariance[np.ix_(chosen, chosen)] = np.linalg.inv(hessian)
+        return u, covariance
+
+
+def _predictions(cases: Sequence[Case], changes: dict[str, float]) -> list[dict[str, float]]:
+    calibration = Calibration(name="trial", values=tuple(changes.items())) if changes else None
+    return [predicted(replace(d, calibration=calibration), one) for d, one in cases]
+
+
+def _constants(problem: _Problem, fit: Fit) -> tuple[tuple[ProfileConstant, ...], tuple[tuple[float, ...], ...]]:
+    """The constants that moved, and their covariance (products of their units)."""
+    moved = [k for k, x in enumerate(fit.u) if x]
+    slopes = np.array([problem.knobs[k].slope(float(fit.u[k])) for k in moved])
+    covariance = fit.covariance[np.ix_(moved, moved)] * np.outer(slopes, slopes)
+    constants = tuple(
+        ProfileConstant(
+            name=problem.knobs[k].name, value=problem.knobs[k].value(float(fit.u[k])), prior=problem.knobs[k].fitted,
+            standard_error=float(np.sqrt(max(covariance[j, j], 0.0))))
+        for j, k in enumerate(moved)
+    )  # fmt: skip
+    return constants, tuple(tuple(float(v) for v in row) for row in covariance)
+
+
+def _point(one: Observation, before: dict[str, float], after: dict[str, float]) -> ProfilePoint:
+    kind, value = one.load
+    shown = [m for m in one.measured if m in after]
+    return ProfilePoint(
+        id=one.id, load=kind, load_value=value, input_tokens=one.input_tokens.mean,
+        output_tokens=one.output_tokens.mean, measured=dict(one.measured), before={m: before[m] for m in shown}, after={m: after[m] for m in shown},
+        measured_on=one.measured_on,
+    )  # fmt: skip
+
+
+def _notes(problem: _Problem, fit: Fit) -> tuple[str, ...]:
+    """What a reader should know: one point alone, figures that stayed off, constants at the end of their range."""
+    notes = []
+    if len(problem.cases) == 1:
+        notes.append("one point: it says how large the times are, not how they grow with the load; measure another")
+    residuals = problem.measured - problem.figures(fit.after)
+    for (i, metric), off, expected in zip(problem.names, residuals, problem.expected_error, strict=True):
+        if abs(off) > 3.0 * expected:
+            notes.append(f"{problem.cases[i][1].id}: {metric} stays {np.expm1(off):+.0%} from what the constants can "
+                         "explain; is the load what was said?")
+    for knob, x in zip(problem.knobs, fit.u, strict=True):
+        if x and abs(x) > 3.0:
+            notes.append(f"{knob.name} moved {abs(x):.1f} times its usual scatter, to {knob.value(float(x)):.3g}: "
+                         "something else may differ from the description of the deployment")
+    return tuple(notes)
+
+
+def _version() -> str:
+    from bstar import __version__
+
+    return f"bstar {__version__}"

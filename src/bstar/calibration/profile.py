@@ -1,0 +1,204 @@
+"""Profiles: what measurements of one deployment say about the constants of its step times, as a small file.
+
+    write_profile(profile, "mine.json")        .json or .toml, atomically
+    read_profile("mine.json")                  strict: an unknown key, a missing one, an unknown constant is an error
+    calibrated(deployment, profile)            the deployment with it: every prediction then uses it
+
+A profile holds for the model, GPU and engine that it was measured on (using it elsewhere is refused); another engine
+version, layout, dtype or set of flags is told as a note. `profile_schema()` is the JSON schema of the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from bstar.errors import SpecError
+from bstar.latency.constants import constant_specs
+from bstar.specs.calibration import Calibration
+from bstar.specs.deployment import Deployment
+
+FORMAT: Final = "bstar-profile/1"
+# Of the scope: what a profile is refused for, and what is only said.
+_BINDING: Final = ("model", "gpu", "engine")
+_LOOSE: Final = ("engine_version", "tp", "pp", "dp", "attention_dp", "ep", "dcp", "weight_dtype", "kv_dtype")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What was measured; dp counts copies behind one endpoint."""
+
+    model: str
+    gpu: str
+    engine: str
+    engine_version: str = ""
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    attention_dp: int = 1
+    ep: int = 1
+    dcp: int = 1
+    weight_dtype: str = ""
+    kv_dtype: str = ""
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> Scope:
+        p, e = deployment.parallel, deployment.engine
+        return cls(
+            model=deployment.model.name, gpu=deployment.device.id, engine=e.name, engine_version=e.version,
+            tp=p.tp, pp=p.pp, dp=p.dp, attention_dp=p.attention_dp, ep=p.ep, dcp=p.dcp,
+            weight_dtype=deployment.model.weight_dtype, kv_dtype=deployment.kv_format.name,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConstant:
+    """A constant's value from the measurements, in its own (SI) unit.
+
+    prior            the fitted value that it replaces
+    standard_error   of `value`, from the measurements and the prior together
+    """
+
+    name: str
+    value: float
+    prior: float
+    standard_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilePoint:
+    """A measured point and what was predicted for it, before and after the calibration (means, SI units).
+
+    load   "concurrency" or "rate_per_s", with `load_value`
+    """
+
+    id: str
+    load: str
+    load_value: float
+    input_tokens: float
+    output_tokens: float
+    measured: Mapping[str, float]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    measured_on: str = ""
+
+    def residual(self, metric: str) -> float:
+        """ln(measured / predicted) after the calibration."""
+        return math.log(self.measured[metric] / self.after[metric])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A calibration with where it comes from.
+
+    covariance   of the constants' relative errors (ln; of those that may be 0: in units of their prior spread), in
+                 the order of `constants`
+    """
+
+    name: str
+    scope: Scope
+    constants: tuple[ProfileConstant, ...]
+    points: tuple[ProfilePoint, ...]
+    covariance: tuple[tuple[float, ...], ...] = ()
+    created_by: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        specs = constant_specs()
+        for one in self.constants:
+            spec = specs.get(one.name)
+            if spec is None:
+                raise SpecError(f"profile {self.name}: there is no constant {one.name!r}; another version of bstar made "
+                                "it: calibrate again")
+            if not (math.isfinite(one.value) and spec.low <= one.value <= spec.high):
+                raise SpecError(f"profile {self.name}: {one.name} must lie in [{spec.low:g}, {spec.high:g}] "
+                                f"{spec.unit}, is {one.value:g}; calibrate again")
+        n = len(self.constants)
+        if self.covariance and (len(self.covariance) != n or any(len(row) != n for row in self.covariance)):
+            raise SpecError(f"profile {self.name}: covariance must have {n} rows of {n} numbers, one a constant")
+
+    @property
+    def calibration(self) -> Calibration:
+        """What a deployment carries of it."""
+        loads = [p.load_value for p in self.points if p.load == "concurrency"] or [1.0]
+        return Calibration(
+            name=self.name, values=tuple((c.name, c.value) for c in self.constants),
+            concurrency=(min(loads), max(loads)), num_points=len(self.points),
+            lengths=tuple(dict.fromkeys((p.input_tokens, p.output_tokens) for p in self.points)),
+        )  # fmt: skip
+
+    def residuals(self, metric: str) -> tuple[float, ...]:
+        """ln(measured / predicted) of the points that have the metric, after the calibration."""
+        return tuple(p.residual(metric) for p in self.points if metric in p.measured and metric in p.after)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file's content."""
+        return {"format": FORMAT} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def calibrated(deployment: Deployment, profile: Profile) -> Deployment:
+    """The deployment with the profile's constants.
+
+    Raises SpecError where the profile was made for another model, GPU or engine. Other differences are notes:
+    `profile_notes`.
+    """
+    here = Scope.of(deployment)
+    for name in _BINDING:
+        there = getattr(profile.scope, name)
+        if getattr(here, name) != there:
+            raise SpecError(f"profile {profile.name}: was measured with {name} {there}, this is "
+                            f"{getattr(here, name)}; calibrate on this one, or leave --profile out")
+    return replace(deployment, calibration=profile.calibration)
+
+
+def profile_notes(deployment: Deployment, profile: Profile) -> tuple[str, ...]:
+    """In what the deployment differs from the one measured: predictions are then less sure."""
+    here = Scope.of(deployment)
+    changed = [f"{name} {getattr(profile.scope, name)} (here {getattr(here, name)})"
+               for name in _LOOSE if getattr(profile.scope, name) != getattr(here, name)]
+    if not changed:
+        return ()
+    return (f"profile {profile.name} was measured with {', '.join(changed)}: its constants are taken all the same",)
+
+
+def as_profile(value: Profile | str | Path) -> Profile:
+    """A profile, or the one in the file of that name."""
+    return value if isinstance(value, Profile) else read_profile(value)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """The profile in a .json or .toml file. Raises ConfigError naming file, key and remedy."""
+    from bstar.calibration.profile_files import profile_from
+    from bstar.codec.spec_files import read_mapping
+
+    file = Path(path)
+    return profile_from(read_mapping(file, what="profile"), source=str(file))
+
+
+def write_profile(profile: Profile, path: str | Path) -> None:
+    """Write it to a .json or .toml file, whole or not at all. Raises ConfigError where it cannot be written."""
+    from bstar.calibration.profile_files import profile_text
+    from bstar.codec.spec_files import write_atomically
+
+    file = Path(path)
+    write_atomically(file, profile_text(profile, file.suffix.lower()))
+
+
+def profile_schema() -> dict[str, Any]:
+    """The JSON schema of a profile file."""
+    from bstar.calibration.profile_files import schema
+
+    return schema()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Scope | ProfileConstant | ProfilePoint):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return value
