@@ -60,8 +60,9 @@ def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile
                         "matter, lowest and highest among them")
     scope = Scope.of(cases[0][0])
     for deployment, one in cases:
-        if Scope.of(deployment) != scope:
-            raise SpecError(f"point {one.id}: is of another deployment than the first point; calibrate each on its own")
+        if Scope.of(deployment).binding != scope.binding:
+            raise SpecError(f"point {one.id}: is of another model, GPU or engine than the first point; calibrate each "
+                            "on its own")
     problem = _Problem.of([(replace(d, calibration=None), one) for d, one in cases])
     fit = problem.solved()
     kept = [k for k, moved in enumerate(fit.u) if abs(moved) >= _MOVED]
@@ -202,7 +203,8 @@ def _point(one: Observation, before: dict[str, float], after: dict[str, float]) 
     shown = [m for m in one.measured if m in after]
     return ProfilePoint(
         id=one.id, load=kind, load_value=value, input_tokens=one.input_tokens.mean,
-        output_tokens=one.output_tokens.mean, measured=dict(one.measured), before={m: before[m] for m in shown}, after={m: after[m] for m in shown},
+        output_tokens=one.output_tokens.mean, measured=dict(one.measured),
+        before={m: before[m] for m in shown}, after={m: after[m] for m in shown},
         measured_on=one.measured_on,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from bstar.specs.deployment import Deployment
 
 Kind = Literal["fraction", "time", "added"]
 # A constant that changes no time by more than this share of it is left out.
-_FELT: Final = 1e-4
+_FELT: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

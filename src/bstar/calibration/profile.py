@@ -44,6 +44,11 @@ class Scope:
     weight_dtype: str = ""
     kv_dtype: str = ""
 
+    @property
+    def binding(self) -> tuple[str, ...]:
+        """What a profile holds for and nothing else."""
+        return tuple(getattr(self, name) for name in _BINDING)
+
     @classmethod
     def of(cls, deployment: Deployment) -> Scope:
         p, e = deployment.parallel, deployment.engine
@@ -111,8 +116,8 @@ class Profile:
         for one in self.constants:
             spec = specs.get(one.name)
             if spec is None:
-                raise SpecError(f"profile {self.name}: there is no constant {one.name!r}; another version of bstar made "
-                                "it: calibrate again")
+                raise SpecError(f"profile {self.name}: there is no constant {one.name!r}; another version made it: "
+                                "calibrate again")
             if not (math.isfinite(one.value) and spec.low <= one.value <= spec.high):
                 raise SpecError(f"profile {self.name}: {one.name} must lie in [{spec.low:g}, {spec.high:g}] "
                                 f"{spec.unit}, is {one.value:g}; calibrate again")
