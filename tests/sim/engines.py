@@ -61,14 +61,15 @@ def costs(draw: st.DrawFn, settings: SchedulerSettings) -> StepCost:
         prompt_gathers=np.array([p[2] for p in prompts], dtype=np.int64),
         prompt_stride=np.array([p[3] for p in prompts]), row_compute_base=rng.uniform(0, 1e-3, rows) * scale,
         host_s=float(rng.uniform(0, 1e-2)) * scale, host_sequence_s=float(rng.uniform(0, 1e-4)) * scale,
-        launch_s=draw(st.sampled_from([0.0, 3e-2])) * scale, graph_tokens=draw(st.sampled_from([0, 20])),
+        launch_s=draw(st.sampled_from([0.0, 3e-2])) * scale, piece_s=draw(st.sampled_from([0.0, 1e-2])) * scale,
+        graph_tokens=draw(st.sampled_from([0, 20])),
     )  # fmt: skip
     if draw(st.integers(0, 3)) == 0:  # whole seconds: ties between arrivals and steps
         zero = {name: np.zeros_like(getattr(cost, name)) for name in
                 ("span_rate", "token_s", "sampled_s", "linear", "row_compute", "row_memory", "row_base",
                  "row_compute_base")}  # fmt: skip
         cost = cost._replace(**zero, decode_s=np.ones(seats), prompt_fixed_s=0.0, decode_fixed_s=0.0, step_s=1.0,
-                             host_s=0.0, host_sequence_s=0.0, launch_s=0.0)  # fmt: skip
+                             host_s=0.0, host_sequence_s=0.0, launch_s=0.0, piece_s=0.0)  # fmt: skip
     return cost
 
 

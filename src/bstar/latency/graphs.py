@@ -18,11 +18,13 @@ FloatArray = NDArray[np.float64]
 class GraphUse:
     """Captured batch sizes in tokens of one rank, ascending (empty: every step is launched from the host).
 
-    mixed   steps with prompt tokens are replayed too (in pieces, attention between them) up to the largest size
+    mixed    steps with prompt tokens are replayed too (in pieces, attention between them) up to the largest size
+    pieces   decode steps too are replayed in pieces
     """
 
     sizes: FloatArray
     mixed: bool
+    pieces: bool
 
     @property
     def largest(self) -> float:
@@ -39,11 +41,11 @@ class GraphUse:
 
 
 def graph_use(deployment: Deployment) -> GraphUse:
-    """What the engine of `deployment` captures. vLLM's V1 engine (0.8) replays mixed steps in pieces."""
+    """What the engine of `deployment` captures."""
     engine = deployment.engine
     largest = engine.cudagraph_max_size
     if engine.enforce_eager or largest <= 0:
-        return GraphUse(sizes=np.empty(0), mixed=False)
+        return GraphUse(sizes=np.empty(0), mixed=False, pieces=False)
     query = 1 + engine.num_speculative_tokens
     try:
         defaults = engine_defaults(engine.name, engine.version, deployment.device, strict=False)
@@ -54,4 +56,5 @@ def graph_use(deployment: Deployment) -> GraphUse:
         sizes = {*rule.cudagraph_sizes(max(largest, engine.max_num_seqs), max(largest, engine.max_num_batched_tokens),
                                        query_tokens=query), largest}  # fmt: skip
     kept = np.array(sorted(size for size in sizes if 0 < size <= largest), dtype=float)
-    return GraphUse(sizes=kept, mixed=engine.name == "vllm" and (engine.version_tuple or (99,)) >= (0, 8))
+    mode = engine.cudagraph_mode
+    return GraphUse(sizes=kept, mixed=mode in ("full_and_piecewise", "piecewise"), pieces=mode == "piecewise")

@@ -86,7 +86,8 @@ class StepModel:
     base_s     compute that comes with the first row (half_rows); of routed experts, with every expert read
     reach_activations   (statistics,) of decode attention's activations, what grows with the context
     weights_s, light_weights_s   reading all weights; `routed` entries are scaled by the share of experts that is read
-    layers_s, launch_s   gaps of all layers; launching all layers from the host
+    layers_s             gaps of all layers
+    launch_s, piece_s    launching all layers from the host; the same where they are replayed in pieces
     """
 
     step: CompiledStep
@@ -107,6 +108,7 @@ class StepModel:
     constants: Constants
     layers_s: float
     launch_s: float
+    piece_s: float
     per_step_s: float
     per_sequence_s: float
     pipeline_stages: int
@@ -144,12 +146,13 @@ class StepModel:
             activations[self.routed] *= rows
         compute += _column(self.base_s, one) * read
         reach = np.maximum(compute[self.streaming], parts[2][self.streaming]).sum(axis=0)
+        launching = np.where(prompts | self.graphs.pieces, self.piece_s, 0.0)
         launched = (tokens > self.graphs.largest) | (prompts & (not self.graphs.mixed))
         return StepWork(
             compute=compute, activations=activations, cache=parts[2], weights=_column(self.weights_s, one) * read,
             light_compute=parts[3], light_memory=parts[4] + _column(self.light_weights_s, one) * light_read,
             fixed=_column(self.fixed_s, one) * (values[self.row_index] > 0), sequences=values[self.sequences_index],
-            reach=reach + self.reach_activations @ values, launching=np.where(launched, self.launch_s, 0.0),
+            reach=reach + self.reach_activations @ values, launching=np.where(launched, self.launch_s, launching),
         )  # fmt: skip
 
     def decode_work(self, context: float, sequences: FloatArray | float) -> StepWork:
@@ -250,7 +253,7 @@ def build_step_model(deployment: Deployment, constants: Constants) -> StepModel:
         streaming=frame.streaming, rounded=frame.rounded, routed=frame.routed,
         load=replace(frame.load, skew=constants["expert_skew"]), row_index=frame.row_index, graphs=frame.graphs,
         layers_s=frame.layers * constants["layer_s"] + frame.moe_layers * constants["moe_layer_s"],
-        launch_s=frame.layers * constants["eager_layer_s"],
+        launch_s=frame.layers * constants["eager_layer_s"], piece_s=frame.layers * constants["piece_layer_s"],
         per_step_s=constants["step_s"], per_sequence_s=constants["sequence_s"],
         pipeline_stages=deployment.parallel.pp, name_matrix=frame.name_matrix, tokens_index=frame.tokens_index,
         prefill_index=frame.prefill_index, sequences_index=frame.sequences_index, provenance=constants.provenance,

@@ -141,8 +141,8 @@ def step_seconds(cost: StepCost, plan: Plan) -> float:
     ):
         if phase != 1 or x[DECODE]:
             total += ((first + compute @ x) ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
-    if tokens > cost.graph_tokens and cost.launch_s > 0:
-        total = (total**cost.power + cost.launch_s**cost.power) ** (1 / cost.power)
+    launching = cost.launch_s if tokens > cost.graph_tokens else cost.piece_s
+    total = (total**cost.power + launching**cost.power) ** (1 / cost.power)
     return float(total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s)
 
 

@@ -168,7 +168,7 @@ class _Sorter:
             prompt_gathers=np.array([int(s.gather) for s in prompts], dtype=np.int64),
             prompt_stride=np.array([float(s.stride) for s in prompts]),
             host_s=m.per_step_s * m.pipeline_stages, host_sequence_s=m.per_sequence_s * self.own / m.pipeline_stages,
-            launch_s=m.launch_s, graph_tokens=replayed,
+            launch_s=m.launch_s, piece_s=m.piece_s, graph_tokens=replayed,
         )  # fmt: skip
 
 

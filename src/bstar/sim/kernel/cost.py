@@ -2,7 +2,7 @@
 
     decode step of B sequences     decode_s[B] + Σ spans rate·Σ reach(context)
     mixed step                     host_s + host_sequence_s·sequences + Σ spans rate·Σ reach
-                                   + kernels, or where it is not replayed (kernels^p + launch_s^p)^(1/p)
+                                   + kernels, smoothly at least the time that launching them takes
         kernels                    step_s + token_s[N] + sampled_s[n] + linear·x + Σ rows (compute^p + memory^p)^(1/p)
 
     x = (decode tokens, prompt tokens, sequences, cached tokens under chunks, then pairs and keys of each prompt span)
@@ -41,7 +41,7 @@ class StepCost(NamedTuple):
     prompt_limit, prompt_restarts, prompt_gathers, prompt_stride   per prompt span, as `physics.statistics.Span`
     host_s, host_sequence_s   the engine's work for a step and for each of its sequences, beside the kernels
     launch_s     launching all kernels of a step from the host
-    graph_tokens   mixed steps of up to so many tokens are replayed from a graph all the same
+    piece_s, graph_tokens   of mixed steps of up to so many tokens: they are replayed from a graph in pieces
     """
 
     decode_s: Floats
@@ -66,6 +66,7 @@ class StepCost(NamedTuple):
     host_s: float = 0.0
     host_sequence_s: float = 0.0
     launch_s: float = 0.0
+    piece_s: float = 0.0
     graph_tokens: int = 0
     row_compute_base: Floats = np.zeros(0)
 
@@ -130,9 +131,9 @@ def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: 
             total += np.cbrt(compute * compute * compute + memory * memory * memory)
         else:
             total += (compute**cost.power + memory**cost.power) ** (1.0 / cost.power)
-    if tokens > cost.graph_tokens and cost.launch_s > 0.0:
-        if cost.power == 3.0:
-            total = np.cbrt(total * total * total + cost.launch_s * cost.launch_s * cost.launch_s)
-        else:
-            total = (total**cost.power + cost.launch_s**cost.power) ** (1.0 / cost.power)
+    launching = cost.launch_s if tokens > cost.graph_tokens else cost.piece_s
+    if cost.power == 3.0:
+        total = np.cbrt(total * total * total + launching * launching * launching)
+    else:
+        total = (total**cost.power + launching**cost.power) ** (1.0 / cost.power)
     return total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s
