@@ -14,7 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bstar import catalog, codec, errors, latency, metrics, physics, planning, queueing, sim, specs, traffic, units
+    from bstar import (
+        calibration,
+        catalog,
+        codec,
+        errors,
+        latency,
+        metrics,
+        physics,
+        planning,
+        queueing,
+        sim,
+        specs,
+        traffic,
+        units,
+    )
+    from bstar.calibration.few_points import calibrate
+    from bstar.calibration.profile import Profile
     from bstar.codec.resolve import resolve_model as model
     from bstar.interfaces.deployments import deployment
     from bstar.physics.memory import memory_budget as memory
@@ -37,22 +53,27 @@ _NAMES: dict[str, tuple[str, str]] = {
     "explain": ("bstar.planning.sheet", "explain"),
     "plan": ("bstar.planning.plan", "plan"),
     "simulate": ("bstar.sim.run", "simulate"),
+    "calibrate": ("bstar.calibration.few_points", "calibrate"),
+    "Profile": ("bstar.calibration.profile", "Profile"),
     "Deployment": ("bstar.specs.deployment", "Deployment"),
     "ModelSpec": ("bstar.specs.model", "ModelSpec"),
     "ParallelSpec": ("bstar.specs.parallel", "ParallelSpec"),
     "Slo": ("bstar.specs.slo", "Slo"),
     "Workload": ("bstar.specs.workload", "Workload"),
 }
-_ROOMS = ("catalog", "codec", "errors", "latency", "metrics", "physics", "planning", "queueing", "sim", "specs",
-          "traffic", "units")
+_ROOMS = ("calibration", "catalog", "codec", "errors", "latency", "metrics", "physics", "planning", "queueing", "sim",
+          "specs", "traffic", "units")
 
 __all__ = [
     "Deployment",
     "ModelSpec",
     "ParallelSpec",
+    "Profile",
     "Slo",
     "Workload",
     "__version__",
+    "calibrate",
+    "calibration",
     "catalog",
     "codec",
     "deployment",

@@ -45,6 +45,12 @@ class Scope:
     kv_dtype: str = ""
 
     @property
+    def layout(self) -> str:
+        """ "tp 4, ep 4": degrees above 1; "1 GPU"."""
+        names = ("tp", "pp", "dp", "attention_dp", "ep", "dcp")
+        return ", ".join(f"{n} {getattr(self, n)}" for n in names if getattr(self, n) > 1) or "1 GPU"
+
+    @property
     def binding(self) -> tuple[str, ...]:
         """What a profile holds for and nothing else."""
         return tuple(getattr(self, name) for name in _BINDING)
@@ -157,6 +163,11 @@ def calibrated(deployment: Deployment, profile: Profile) -> Deployment:
             raise SpecError(f"profile {profile.name}: was measured with {name} {there}, this is "
                             f"{getattr(here, name)}; calibrate on this one, or leave --profile out")
     return replace(deployment, calibration=profile.calibration)
+
+
+def holds_for(profile: Profile, deployment: Deployment) -> bool:
+    """Whether `calibrated` takes it."""
+    return Scope.of(deployment).binding == profile.scope.binding
 
 
 def profile_notes(deployment: Deployment, profile: Profile) -> tuple[str, ...]:

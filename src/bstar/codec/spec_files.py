@@ -47,7 +47,7 @@ def deployment_keys() -> tuple[str, ...]:
     """The keys that a deployment file may hold."""
     from bstar.codec.build import build_deployment
 
-    return tuple(inspect.signature(build_deployment).parameters)
+    return (*inspect.signature(build_deployment).parameters, "profile")
 
 
 def read_deployment_file(path: Path) -> dict[str, Any]:

@@ -18,11 +18,14 @@ def deployment(model: str | ModelSpec, gpu: str | DeviceSpec, **flags: Any) -> D
         bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", tp=2, max_num_seqs=256)
 
     Flags are those of `bstar.codec.build.build_deployment`; max_model_len="auto" (or -1) takes as many
-    tokens as the KV space holds, as vLLM does. Raises SpecError where the engine would refuse the layout.
+    tokens as the KV space holds, as vLLM does. profile: a `bstar.calibrate`d profile or its file; every prediction of
+    the deployment then uses it. Raises SpecError where the engine would refuse the layout, or where the profile is of
+    another model, GPU or engine.
     """
     from bstar.codec.build import build_deployment
     from bstar.physics.partition import check_parallel
 
+    profile = flags.pop("profile", None)
     wanted = flags.get("max_model_len")
     if isinstance(wanted, str):
         from bstar.codec.engine_values import max_model_len
@@ -32,6 +35,10 @@ def deployment(model: str | ModelSpec, gpu: str | DeviceSpec, **flags: Any) -> D
     reasons = check_parallel(built.model, built.parallel, built.engine)
     if reasons:
         raise SpecError(reasons[0])
+    if profile is not None:
+        from bstar.calibration.profile import as_profile, calibrated
+
+        built = calibrated(built, as_profile(profile))
     return _fitted_length(built) if wanted == AUTO_LENGTH else built
 
 

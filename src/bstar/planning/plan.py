@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bstar.calibration.profile import Profile, as_profile
 from bstar.catalog.devices import get_device
 from bstar.codec.resolve import resolve_model, with_weight_dtype
 from bstar.errors import SpecError
@@ -55,6 +56,7 @@ def plan(
     enable_chunked_prefill: bool | None = None,
     async_scheduling: bool | None = None,
     enforce_eager: bool = False,
+    profile: Profile | str | Path | None = None,
 ) -> PlanResult:
     """Candidates for serving `model` on any of `gpus`, best first, and what was rejected and why.
 
@@ -68,6 +70,7 @@ def plan(
     peak_factor     the load is sized for rate · peak_factor, at least 1; latencies are those of the peak, costs per
                     token those of the mean rate
     headroom_fraction  share of the capacity that is kept free
+    profile         of `bstar.calibrate`, or its file: predicts the candidates that it is of
     Raises InputError for input that cannot be used. No feasible answer is a result with `feasible` False.
     """
     load = workload if workload is not None else _workload(
@@ -89,7 +92,8 @@ def plan(
             engine=engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization, block_size=block_size,
             enable_prefix_caching=enable_prefix_caching, enable_chunked_prefill=enable_chunked_prefill,
-            async_scheduling=async_scheduling, enforce_eager=enforce_eager),
+            async_scheduling=async_scheduling, enforce_eager=enforce_eager,
+            profile=None if profile is None else as_profile(profile)),
     ))  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from bstar.planning.draws import length_needs, request_draws
 from bstar.planning.evaluate import Sized, finish, size
 from bstar.planning.feasibility import NoAnswerError, needed_model_len
 from bstar.planning.rank import bound_key, sized_key, with_pareto
-from bstar.planning.results import PlanResult, Rejected
+from bstar.planning.results import Candidate, PlanResult, Rejected
 from bstar.planning.screen import Screened, Spot, Task, screen
 from bstar.planning.space import EngineChoice, Layout, build, layouts
 from bstar.specs.device import DeviceSpec
@@ -72,11 +72,24 @@ def answer(question: Question) -> PlanResult:
     sized, refused = _size_best(task, screened, question.most_candidates)
     left = len(screened) - len(sized) - len(refused)
     more = f"{left} more layouts fit and cannot be better than the last one shown" if left > 0 else None
+    candidates = with_pareto([finish(task, one) for one in sized])
+    notes = (note, more, _peak_note(question), _profile_note(question, candidates), *_price_notes(question))
     return PlanResult(
         model=question.model.name, workload=question.workload, slo=question.slo, max_model_len=task.max_model_len,
-        candidates=with_pareto([finish(task, one) for one in sized]), rejected=(*rejected, *refused),
-        notes=tuple(text for text in (note, more, _peak_note(question), *_price_notes(question)) if text),
+        candidates=candidates, rejected=(*rejected, *refused), notes=tuple(text for text in notes if text),
     )  # fmt: skip
+
+
+def _profile_note(question: Question, candidates: Sequence[Candidate]) -> str | None:
+    """Which candidates a profile predicts: those that it does not are compared with them as fitted."""
+    profile = question.choice.profile
+    if profile is None:
+        return None
+    mine = sum(c.deployment.calibration is not None for c in candidates)
+    if mine == len(candidates):
+        return f"profile {profile.name} predicts every candidate; it was measured on {profile.scope.layout}"
+    return (f"profile {profile.name} ({profile.scope.model} on {profile.scope.gpu}, {profile.scope.layout}) predicts "
+            f"{mine} of {len(candidates)} candidates; the others are as fitted")
 
 
 def _peak_note(question: Question) -> str | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bstar.codec.build import build_deployment
 from bstar.planning.limits import floored
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import DeviceSpec
 from bstar.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from bstar.calibration.profile import Profile
 
 # Beyond one node a replica is only tried where no smaller one fits.
 LARGEST_REPLICA_GPUS = 16
@@ -39,7 +43,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """What the user fixes of the engine; None: the planner (or the engine's default) decides."""
+    """What the user fixes of the engine; None: the planner (or the engine's default) decides.
+
+    profile   predicts the deployments that it is of (its model, GPU and engine)
+    """
 
     engine: str = "vllm"
     max_num_seqs: int | None = None
@@ -50,6 +57,7 @@ class EngineChoice:
     enable_chunked_prefill: bool | None = None
     async_scheduling: bool | None = None
     enforce_eager: bool = False
+    profile: Profile | None = None
 
 
 def layouts(model: ModelSpec, device: DeviceSpec, *, max_gpus: int) -> tuple[Layout, ...]:
@@ -77,7 +85,7 @@ def build(
     max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int | None,
 ) -> Deployment:  # fmt: skip
     """The deployment of a layout. `max_num_seqs` counts per attention-data-parallel rank, as the flag does."""
-    return build_deployment(
+    built = build_deployment(
         model, device, tp=layout.tp, pp=layout.pp, attention_dp=layout.attention_dp, ep=layout.ep,
         kv_cache_dtype=kv_cache_dtype, engine=choice.engine, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
@@ -85,6 +93,11 @@ def build(
         enable_prefix_caching=choice.enable_prefix_caching, enable_chunked_prefill=choice.enable_chunked_prefill,
         async_scheduling=choice.async_scheduling, enforce_eager=choice.enforce_eager,
     )  # fmt: skip
+    if choice.profile is None:
+        return built
+    from bstar.calibration.profile import calibrated, holds_for
+
+    return calibrated(built, choice.profile) if holds_for(choice.profile, built) else built
 
 
 def lanes(largest: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from bstar.interfaces.cli.deploy import (
     describe,
     headline,
     note_deployment,
+    note_profile,
     take_keywords,
 )
 from bstar.interfaces.cli.load import slo_options, take_slo
@@ -73,6 +74,7 @@ def _deployments(model_names: tuple[str, ...], options: dict[str, Any], context:
     from bstar.interfaces.deployments import deployment
 
     keywords = take_keywords(None, options)
+    profile = keywords.pop("profile", None)
     models = list(model_names) or [m for m in (keywords.get("model"),) if m]
     gpus = [g for g in str(keywords.get("gpu") or "").split(",") if g.strip()]
     for found, key, what in ((models, "model", "MODEL"), (gpus, "gpu", "--gpu G[,G…]")):
@@ -84,7 +86,25 @@ def _deployments(model_names: tuple[str, ...], options: dict[str, Any], context:
             built.append(deployment(**(keywords | {"model": name, "gpu": gpu})))
             note_deployment(built[-1], name)
             check_context(built[-1], max(context))
-    return built
+    return built if profile is None else _calibrated(built, profile)
+
+
+def _calibrated(built: list[Deployment], profile: str) -> list[Deployment]:
+    """The deployments that the profile is of with it; the others as they are, with a note."""
+    from bstar.calibration.profile import calibrated, holds_for, read_profile
+
+    found = read_profile(profile)
+    mine = [holds_for(found, one) for one in built]
+    if not any(mine):
+        return [calibrated(one, found) for one in built]  # says why not
+    out = []
+    for one, is_mine in zip(built, mine, strict=True):
+        if not is_mine:
+            output.warn(f"profile {found.name} is not of {one.model.name} on {one.device.id}: that curve is as fitted")
+        else:
+            note_profile(one, profile)
+        out.append(calibrated(one, found) if is_mine else one)
+    return out
 
 
 def _series(built: Deployment, context: int, slo: Any, batches: tuple[int, ...] | None

@@ -79,12 +79,16 @@ _DEVICE_FIGURES = apply(
                  help="Instead of the catalog's, 3.3TB/s."),
 )
 
+profile_option = click.option(
+    "--profile", metavar="FILE", help="Predict with what bstar calibrate found on this model, GPU and engine.")
+
 _SOURCES = apply(
     click.option("--from-command", metavar='"vllm serve …"', help="Take model and flags from a launch command."),
     click.option("--allow-unknown-flags", is_flag=True,
                  help="Go on where the command holds a flag that its engine does not have."),
     click.option("--file", "spec_file", type=click.Path(path_type=Path), metavar="F",
                  help="Take them from a yaml, toml or json file (strict)."),
+    profile_option,
     click.option("--save-spec", type=click.Path(path_type=Path), metavar="F", help="Write them to such a file."),
 )
 
@@ -101,7 +105,7 @@ _KEYS = (
     "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
     "num_gpu_blocks_override", "kv_cache_memory_bytes", "long_prefill_token_threshold", "scheduling_policy",
     "num_speculative_tokens", "cpu_offload_bytes", "estimate_cudagraph_memory", "gpu_memory_bytes",
-    "bandwidth_bytes_per_s",
+    "bandwidth_bytes_per_s", "profile",
 )  # fmt: skip
 
 
@@ -122,6 +126,7 @@ def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
                         "bstar plan take several")
     built = deployment(**keywords)
     note_deployment(built, str(keywords["model"]))
+    note_profile(built, keywords.get("profile"))
     return built
 
 
@@ -225,6 +230,16 @@ def note_deployment(built: Deployment, name: str) -> None:
             output.warn(note)
 
 
+def note_profile(built: Deployment, profile: str | None) -> None:
+    """One line on stderr where a profile was measured with other flags than the deployment's."""
+    if profile is None:
+        return
+    from bstar.calibration.profile import profile_notes, read_profile
+
+    for note in profile_notes(built, read_profile(profile)):
+        output.warn(note)
+
+
 def check_context(built: Deployment, context: int) -> None:
     """One line on stderr where a context is longer than what the deployment serves: physics, but no such request."""
     if context > built.engine.max_model_len:
@@ -239,8 +254,9 @@ def headline(built: Deployment) -> str:
         ("tp", p.tp), ("pp", p.pp), ("dp", p.dp), ("attention dp", p.attention_dp), ("ep", p.ep), ("dcp", p.dcp))
         if value > 1)
     devices = f"{p.num_devices} × {built.device.name}" + (f" ({layout})" if layout else "")
+    profile = f" · profile {built.calibration.name}" if built.calibration is not None else ""
     return (f"{devices} · {built.engine.name} {built.engine.version} · {built.model.weight_dtype} weights, "
-            f"{built.kv_format.name} KV")
+            f"{built.kv_format.name} KV{profile}")
 
 
 def describe(built: Deployment) -> dict[str, Any]:
@@ -256,4 +272,5 @@ def describe(built: Deployment) -> dict[str, Any]:
         "enable_prefix_caching": e.enable_prefix_caching, "enable_chunked_prefill": e.enable_chunked_prefill,
         "async_scheduling": e.async_scheduling, "enforce_eager": e.enforce_eager,
         "cudagraph_max_size": e.cudagraph_max_size, "unmodelled": list(e.unmodelled),
+        "profile": built.calibration.name if built.calibration is not None else None,
     }  # fmt: skip

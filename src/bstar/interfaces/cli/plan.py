@@ -8,7 +8,7 @@ import click
 
 from bstar.errors import SpecError, UnitError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import listed, note_model, note_overridden, note_unknown
+from bstar.interfaces.cli.deploy import listed, note_model, note_overridden, note_unknown, profile_option
 from bstar.interfaces.cli.load import load_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import (
     BANDWIDTH,
@@ -84,6 +84,7 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
     click.option("--bandwidth", "bandwidth_bytes_per_s", type=BANDWIDTH, metavar="SIZE/s",
                  help="Instead of the catalog's."),
     by_hand_options(hidden=True),
+    profile_option,
     json_option,
 )
 @click.pass_context
@@ -118,7 +119,7 @@ def plan(ctx: click.Context, /, model_name: str | None, gpus: tuple[str, ...], p
     result = planned(
         model, devices, workload, slo, max_gpus=options["max_gpus"],
         prices=_prices(prices, devices), peak_factor=options["peak_factor"], headroom_fraction=options["headroom"],
-        most_candidates=max(top, 20), **keywords)
+        most_candidates=max(top, 20), profile=options["profile"], **keywords)
     if as_json:
         output.print_json(result)
     else:

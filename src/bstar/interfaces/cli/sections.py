@@ -20,7 +20,8 @@ section(
     "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "cudagraph_max_size",
     "num_gpu_blocks_override", "kv_cache_memory_bytes", "estimate_cudagraph_memory",
 )  # fmt: skip
-section("Instead of flags", "from_command", "allow_unknown_flags", "spec_file", "save_spec", "log_file")
+section("Instead of flags", "from_command", "allow_unknown_flags", "spec_file", "save_spec", "log_file",
+        "profile")
 section("Load", "context", "input_lengths", "output_lengths", "trace", "rate", "burstiness", "concurrency",
         "prefix", "batch", "batches", "peak_factor", "headroom")
 section("SLO", "slo", "attainment")
