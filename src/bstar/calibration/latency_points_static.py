@@ -85,21 +85,26 @@ def with_identical_tokens(model: StepModel) -> StepModel:
 
 def mean_decode_s(model: StepModel, *, batch: float, first: float, last: float) -> tuple[float, float]:
     """(expected, floor) seconds of a decode step of `batch` sequences, mean over contexts first … last."""
-    step = model.step
-    limits = step.decode_limit[np.isfinite(step.decode_limit)]
-    inside = limits[(limits > first) & (limits < last)]
-    points = np.unique(np.concatenate(([first], inside, [max(last, first)])))
-    if step.decode_chunk.any():  # chunks restart: a saw, whose mean takes more points
-        points = np.unique(np.concatenate((points, np.linspace(first, max(last, first), 65))))
+    contexts, share = decode_contexts(model, first, last)
     some = float(model.microbatch(batch))
-    values = np.stack([step.decode_values(c) for c in points], axis=1)
-    counts = some * values
-    work = model.work_of(counts)
-    expected, floor = model.times(work).total_s, model.floor_s(work).sum(axis=0)
+    work = model.work_of(np.stack([some * model.step.decode_values(c) for c in contexts], axis=1))
+    return float(share @ model.times(work).total_s), float(share @ model.floor_s(work).sum(axis=0))
+
+
+def decode_contexts(model: StepModel, first: float, last: float) -> tuple[Floats, Floats]:
+    """(contexts, their shares): the mean of anything affine between window ends over contexts first … last."""
+    step, last = model.step, max(last, first)
+    limits = step.decode_limit[np.isfinite(step.decode_limit)]
+    points = np.unique(np.concatenate(([first], limits[(limits > first) & (limits < last)], [last])))
+    if step.decode_chunk.any():  # chunks restart: a saw, whose mean takes more points
+        points = np.unique(np.concatenate((points, np.linspace(first, last, 65))))
     if len(points) == 1:
-        return float(expected[0]), float(floor[0])
-    span = points[-1] - points[0]
-    return float(np.trapezoid(expected, points) / span), float(np.trapezoid(floor, points) / span)
+        return points, np.ones(1)
+    gaps = np.diff(points) / (2.0 * (last - first))
+    share = np.zeros(len(points))
+    share[:-1] += gaps
+    share[1:] += gaps
+    return points, share
 
 
 def _seconds(model: StepModel, shape: BatchShape) -> tuple[float, float]:
