@@ -13,6 +13,7 @@ import bstar
 from bstar.errors import SpecError
 from bstar.latency.step_model import step_model
 from bstar.physics.batch import BatchShape
+from bstar.sim.cluster import pool_cost
 from bstar.sim.cluster.pool_cost import Acceptance, DecodeCost, PromptCost, curve_at, decode_cost, prompt_cost
 from bstar.sim.cluster.pool_run import DecodePool, PoolRequests, PoolRun, PromptPool, run_pools
 from bstar.sim.cluster.pool_stepwise import DecodeSeconds, PromptSeconds, StepwisePools
@@ -26,37 +27,39 @@ def worker(windows: bool) -> Deployment:
     """One worker of four GPUs: with attention data parallelism, or with sliding windows and tensor parallelism."""
     if windows:
         return bstar.deployment(model="gpt-oss-120b", gpu="h100-sxm-80gb", tp=4)
-    return bstar.deployment(model="deepseek-r1", gpu="h200-sxm-141gb", engine="trtllm", attention_dp=8, ep=8)
+    return bstar.deployment(model="deepseek-r1", gpu="h200-sxm-141gb", engine="trtllm", attention_dp=8, ep=8,
+                            max_num_seqs=64)
 
 
 @cache
 def costs(windows: bool) -> tuple[PromptCost, DecodeCost]:
-    d = worker(windows)
-    return prompt_cost(d, max_tokens=2048, max_prompts=64), decode_cost(d, max_sequences=64)
+    """With an entry for every count, so that curves are exact."""
+    d, dense = worker(windows), pool_cost._DENSE_TOKENS
+    pool_cost._DENSE_TOKENS = 1 << 15
+    try:
+        return prompt_cost(d, max_tokens=2048, max_prompts=64), decode_cost(d, max_sequences=64)
+    finally:
+        pool_cost._DENSE_TOKENS = dense
 
 
-def step_seconds(deployment: Deployment, prompts: PromptCost, decode: DecodeCost) -> tuple[PromptSeconds, DecodeSeconds]:
-    """Of the step model itself: the slowest rank's own work, and the experts' of the tokens of all."""
+def step_seconds(deployment: Deployment) -> tuple[PromptSeconds, DecodeSeconds]:
+    """Of the step model itself: a worker's step is that of its slowest rank, whose experts see the tokens of all."""
     model = step_model(deployment)
 
-    def own(rows: list[tuple[float, float, float, bool]]) -> float:
-        ranks = model.step.attention_dp
-        shape = BatchShape.from_rows([(new, after, count * ranks, prompt) for new, after, count, prompt in rows])
-        values = np.array(model.step.values(shape))
-        values[model.step.expert_tokens_index] = 0.0
-        return float(model.times(model.work_of(values)).total_s)
+    def slowest(ranks: list[list[tuple[float, float, float, bool]]]) -> float:
+        tokens, dp = sum(new for rank in ranks for new, _, _, _ in rank), model.step.attention_dp
+        seconds = 0.0
+        for rank in filter(None, ranks):
+            shape = BatchShape.from_rows([(new, after, count * dp, prompt) for new, after, count, prompt in rank])
+            values = np.array(model.step.values(shape))
+            values[model.step.expert_tokens_index] = tokens
+            seconds = max(seconds, float(model.expected_s(values)))
+        return seconds
 
-    def of_prompts(chunks: list[list[tuple[int, int]]]) -> float:
-        tokens = sum(new for rank in chunks for new, _ in rank)
-        busy = [[(float(new), float(new + done), 1.0, True) for new, done in rank] for rank in chunks if rank]
-        return max(map(own, busy)) + curve_at(prompts.shared, tokens)
-
-    def of_decodes(contexts: list[list[float]]) -> float:
-        sequences = sum(map(len, contexts))
-        busy = [[(1.0, float(c), 1.0, False) for c in rank] for rank in contexts if rank]
-        return max(map(own, busy)) + curve_at(decode.shared, sequences)
-
-    return of_prompts, of_decodes
+    return (
+        lambda chunks: slowest([[(float(n), float(n + done), 1.0, True) for n, done in rank] for rank in chunks]),
+        lambda contexts: slowest([[(1.0, float(c), 1.0, False) for c in rank] for rank in contexts]),
+    )
 
 
 @st.composite
@@ -84,9 +87,8 @@ def loads(draw: st.DrawFn, ranks: int) -> tuple[PoolRequests, PromptPool, Decode
 @given(data=st.data())
 def test_compiled_is_stepwise(windows: bool, data: st.DataObject) -> None:
     requests, prefill, decode, shown = data.draw(loads(1 if windows else 8))
-    prompts, steps = costs(windows)
-    fast = run_pools(requests, prefill, decode, prompts, steps, shown=shown)
-    slow = StepwisePools(requests, prefill, decode, *step_seconds(worker(windows), prompts, steps), shown=shown).run()
+    fast = run_pools(requests, prefill, decode, *costs(windows), shown=shown)
+    slow = StepwisePools(requests, prefill, decode, *step_seconds(worker(windows)), shown=shown).run()
     for name in TIMES:
         np.testing.assert_allclose(getattr(fast, name), getattr(slow, name), rtol=1e-9, atol=1e-12, err_msg=name)
     both_sides = requests.steps > 0
@@ -114,7 +116,7 @@ def test_curves_between_their_entries() -> None:
         values = np.zeros(len(model.step.statistics))
         values[model.step.expert_tokens_index] = tokens
         times = model.times(model.work_of(values))
-        assert curve_at(long, tokens) == pytest.approx(float(times.fixed.sum() + times.body.sum()), rel=1e-4)
+        assert curve_at(long, tokens) == pytest.approx(float(times.fixed.sum() + times.body.sum()), rel=3e-3)
 
 
 def run(requests: PoolRequests, decode: DecodePool, shown: str = "decode-step", **prefill: object) -> PoolRun:
@@ -157,7 +159,9 @@ def test_what_can_never_be_served_is_refused() -> None:
 def test_drafting_makes_more_tokens_a_step_and_longer_steps() -> None:
     assert Acceptance(probability=0.5).tokens_per_step(2) == 1.75
     assert Acceptance(probability=0.5).tokens_per_step(0) == 1.0
+    assert Acceptance(probability=0.8, decay=0.5).tokens_per_step(2) == pytest.approx(1 + 0.8 + 0.8 * 0.4)
     d = worker(False)
     plain, drafting = decode_cost(d, max_sequences=8), decode_cost(d, max_sequences=8, drafted=3)
-    assert curve_at(drafting.own, 4) + curve_at(drafting.shared, 32) > curve_at(plain.own, 4) + curve_at(plain.shared, 32)
+    assert curve_at(drafting.own, 4) > curve_at(plain.own, 4)
+    assert curve_at(drafting.shared, 32) > curve_at(plain.shared, 32)
     assert (drafting.span_rate >= plain.span_rate).all()

@@ -28,9 +28,9 @@ from bstar.sim.cluster.pool_cost import Acceptance, decode_cost, prompt_cost
 from bstar.sim.cluster.pool_run import DecodePool, PoolRequests, PoolRun, PromptPool, ShownFrom, run_pools
 from bstar.specs.deployment import Deployment
 
-# The chance that a token drafted by a checkpoint's prediction layer is taken (assumed; DeepSeek reports 0.85–0.9 for
-# the first).
-ACCEPTANCE: Final = Acceptance(probability=0.75)
+# The chance that a token drafted by a checkpoint's prediction layer is taken: from runs of the same layout with and
+# without drafting (DeepSeek's own report has 0.85–0.9 for the first).
+ACCEPTANCE: Final = Acceptance(probability=0.8, decay=0.7)
 # Handing a cache over, beside its bytes: metadata and a round trip of the transfer engine (assumed).
 HANDOVER_S: Final = 5e-3
 _UNLIMITED: Final = 1 << 40
@@ -98,10 +98,20 @@ def disaggregated_replay(
 
 
 def deployments_of(point: Point, layout: DisaggregatedLayout) -> tuple[Deployment, Deployment]:
-    """One worker of each side. The harness stores its caches in fp8."""
+    """One worker of each side.
+
+    As the harness's recipes have it: caches in fp8, prompt steps without CUDA graphs, decode steps captured up to the
+    seats.
+    """
     kv = point.kv_dtype or ("fp8" if point.harness == "inferencex" else None)
     laid = replace(point, prefill=layout.prefill.pool, decode=layout.decode.pool, kv_dtype=kv)
-    return deployment_of(laid, side="prefill"), deployment_of(laid, side="decode")
+    prefill, decode = deployment_of(laid, side="prefill"), deployment_of(laid, side="decode")
+    seats = min(layout.seats, point.concurrency)
+    return (
+        replace(prefill, engine=replace(prefill.engine, enforce_eager=True)),
+        replace(decode, engine=replace(decode.engine, max_num_seqs=seats,
+                                       cudagraph_max_size=seats * (1 + layout.drafted))),
+    )  # fmt: skip
 
 
 def _pools(

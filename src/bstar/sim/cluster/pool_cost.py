@@ -1,6 +1,7 @@
 """Step times of workers whose ranks step together: each rank's own work, and what all ranks share.
 
-    a step of a worker   shared_s(tokens of all ranks) + max over ranks of own_s(its batch)
+    a step of a worker   shared_s(tokens of all ranks) + max over ranks of own_s(its batch), at least (smoothly) what
+                         launching its kernels takes where it is not replayed from a graph
 
 The experts of a MoE layer see the tokens of every rank of attention data parallelism; all else is a rank's own.
 With one rank (tensor parallelism) the two add up to the deployment's step time.
@@ -28,11 +29,18 @@ from bstar.specs.deployment import Deployment
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_DENSE = 1024  # counts that have an entry each; beyond them, every stride-th
+# What a step takes beside its kernels, or at least: of the whole worker's step, not of a rank's part.
+_BESIDE = ("host_s", "host_sequence_s", "launch_s", "piece_s")
+# What a further query of a sequence adds to its decode attention, as a share of the first one's: the cache is read
+# once for all of them, and the multipliers have rows to spare (from verifying steps of disaggregated runs).
+_FURTHER_QUERY = 0.25
+# Counts that have an entry each; beyond them, every stride-th of as many again. Sequences, tokens of prompts.
+_DENSE = 1024
+_DENSE_TOKENS = 512
 
 
 class Curve(NamedTuple):
-    """A function of a count: an entry for each up to _DENSE, then one every `stride` counts, and lines between."""
+    """A function of a count: `dense` entries, one for each, then one every `stride` counts, and lines between."""
 
     entries: Floats
     dense: int
@@ -40,14 +48,19 @@ class Curve(NamedTuple):
 
 
 class PromptCost(NamedTuple):
-    """Prompt steps of a worker. own: of a rank's chunks; shared: by the tokens of all ranks.
+    """Prompt steps of a worker. own: kernels of a rank's chunks; shared: by the tokens of all ranks.
 
-    floor_s   seconds that launching a step's kernels takes the host: no step that is not replayed is shorter
+    host_s, host_sequence_s   beside the kernels, of a step and of each prompt of a rank
+    launch_s                  launching the kernels of a step of more than `graph_tokens` tokens of a rank; else piece_s
     """
 
     own: StepCost
     shared: Curve
-    floor_s: float
+    host_s: float
+    host_sequence_s: float
+    launch_s: float
+    piece_s: float
+    graph_tokens: int
 
 
 class DecodeCost(NamedTuple):
@@ -77,35 +90,40 @@ def prompt_cost(deployment: Deployment, model: StepModel | None = None, *, max_t
                 ) -> PromptCost:
     """Prompt steps of one worker of `deployment`, of up to `max_tokens` tokens and `max_prompts` prompts a rank."""
     model = model if model is not None else step_model(deployment)
-    ranks = deployment.parallel.attention_dp
     own = step_cost(deployment, max_tokens=max_tokens, max_sequences=max_prompts, one_rank=True,
                     model=_own_part(model))  # fmt: skip
-    floor_s = float(getattr(model, "eager_s", 0.0))
-    return PromptCost(own=own, shared=_shared(model, max_tokens * ranks), floor_s=floor_s)
+    return PromptCost(
+        own=own._replace(**{name: 0.0 for name in _BESIDE if name in own._fields}),
+        shared=_shared(model, max_tokens * deployment.parallel.attention_dp, dense=_DENSE_TOKENS), host_s=own.host_s,
+        host_sequence_s=own.host_sequence_s, launch_s=own.launch_s,
+        piece_s=float(getattr(own, "piece_s", 0.0)),
+        graph_tokens=own.graph_tokens,
+    )  # fmt: skip
 
 
 def decode_cost(
     deployment: Deployment, model: StepModel | None = None, *, max_sequences: int, drafted: int = 0,
 ) -> DecodeCost:  # fmt: skip
-    """Decode steps of one worker of `deployment`, of up to `max_sequences` sequences a rank.
+    """Decode steps of one worker of `deployment`, of up to `max_sequences` sequences a rank, replayed from graphs.
 
     drafted   tokens that the checkpoint's prediction layer drafts for each sequence and step
     """
     model = model if model is not None else step_model(deployment)
     ranks, tokens = deployment.parallel.attention_dp, drafted + 1
-    counts, stride = _counts(max_sequences)
+    counts, stride = _counts(max_sequences, _DENSE)
     own = _Own(model, tokens)
-    seconds = own.at(counts)
+    seconds, rates = own.at(counts), own.rates
     shared = _shared(model, max_sequences * ranks, tokens)
     if drafted:
         own_s, shared_s = _draft_share(model)
         one = _Own(model, 1)
+        rates = one.rates * (1.0 + _FURTHER_QUERY * drafted)
         seconds += drafted * own_s * (one.at(counts) + one.reach_s * counts)
         few = _shared(model, max_sequences * ranks)
         shared = shared._replace(entries=shared.entries + drafted * shared_s * few.entries)
     seconds[0] = 0.0
     return DecodeCost(
-        own=Curve(seconds, min(_DENSE, max_sequences) + 1, stride), shared=shared, span_rate=own.rates,
+        own=Curve(seconds, min(_DENSE, max_sequences) + 1, stride), shared=shared, span_rate=rates,
         span_limit=own.limits,
     )  # fmt: skip
 
@@ -153,29 +171,29 @@ def _own_part(model: StepModel) -> StepModel:
     rates, gone = model.rates.copy(), model.row_index == everybody
     rates[:, :, everybody] = 0.0
     return replace(
-        model, rates=rates, weights_s=np.where(gone, 0.0, model.weights_s),
+        model, rates=rates, weights_s=np.where(gone, 0.0, model.weights_s), base_s=np.where(gone, 0.0, model.base_s),
         light_weights_s=np.where(gone, 0.0, model.light_weights_s), fixed_s=np.where(gone, 0.0, model.fixed_s),
     )  # fmt: skip
 
 
-def _shared(model: StepModel, most: int, tokens: int = 1) -> Curve:
+def _shared(model: StepModel, most: int, tokens: int = 1, *, dense: int | None = None) -> Curve:
     """What the ranks do together, by the sequences (of `tokens` each) of all of them."""
-    counts, stride = _counts(most)
+    dense = _DENSE if dense is None else dense
+    counts, stride = _counts(most, dense)
     values = np.zeros((len(model.step.statistics), len(counts)))
     values[model.step.expert_tokens_index] = counts * float(tokens)
     times = model.times(model.work_of(values))
     seconds: Floats = times.fixed.sum(axis=0) + times.body.sum(axis=0)
-    return Curve(seconds, min(_DENSE, most) + 1, stride)
+    return Curve(seconds, min(dense, most) + 1, stride)
 
 
-def _counts(most: int) -> tuple[Ints, int]:
-    """Counts with an entry: all up to _DENSE, then about as many again up to `most`."""
-    dense = np.arange(min(most, _DENSE) + 1, dtype=np.int64)
-    if most <= _DENSE:
-        return dense, 1
-    stride = -(-(most - _DENSE) // _DENSE)
-    beyond = np.arange(_DENSE + stride, most + stride, stride, dtype=np.int64)
-    return np.concatenate([dense, beyond]), stride
+def _counts(most: int, dense: int) -> tuple[Ints, int]:
+    """Counts with an entry: all up to `dense`, then about as many again up to `most`."""
+    few = np.arange(min(most, dense) + 1, dtype=np.int64)
+    if most <= dense:
+        return few, 1
+    stride = -(-(most - dense) // dense)
+    return np.concatenate([few, np.arange(dense + stride, most + stride, stride, dtype=np.int64)]), stride
 
 
 def _draft_share(model: StepModel) -> tuple[float, float]:
@@ -198,10 +216,16 @@ def _draft_share(model: StepModel) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """How many tokens a step with `drafted` drafts makes: 1 + p + p² + …, p the chance that a draft is taken."""
+    """How many tokens a step with drafts makes: the first is taken with a probability, each further one, where those
+    before it were, with `decay` times that of the one before: a prediction layer works on its own guesses."""
 
     probability: float
+    decay: float = 1.0
 
     def tokens_per_step(self, drafted: int) -> float:
-        """Expected tokens of a step."""
-        return float(sum(self.probability**k for k in range(drafted + 1)))
+        """Expected tokens of a step: 1 + p + p·(p·d) + …"""
+        taken, tokens = 1.0, 1.0
+        for k in range(drafted):
+            taken *= self.probability * self.decay**k
+            tokens += taken
+        return tokens

@@ -253,15 +253,16 @@ def _plan_prompts(rules: PoolRules, load: PoolLoad, cost: PromptCost, s: PoolSta
     if count == 0:
         s.p_end[p] = np.inf
     else:
-        slowest, longest = 0.0, 0
+        seconds, longest, shared_s = 0.0, 0, _on(cost.shared, total)
         for r in range(ranks):
-            if s.tokens[r] > 0:
-                own_s = mixed_step_s(cost.own, s.x[r], s.tokens[r], s.prompts[r], 0.0)
-                if own_s > slowest:
-                    slowest, longest = own_s, r
-        seconds = slowest + _on(cost.shared, total)
-        if cost.floor_s > 0.0:
-            seconds = np.cbrt(seconds**3 + cost.floor_s**3)
+            if s.tokens[r] == 0:
+                continue
+            kernels_s = mixed_step_s(cost.own, s.x[r], s.tokens[r], s.prompts[r], 0.0) + shared_s
+            launch_s = cost.launch_s if s.tokens[r] > cost.graph_tokens else cost.piece_s
+            rank_s = (kernels_s**cost.own.power + launch_s**cost.own.power) ** (1.0 / cost.own.power)
+            rank_s += cost.host_s + cost.host_sequence_s * s.prompts[r]
+            if rank_s > seconds:
+                seconds, longest = rank_s, r
         s.p_end[p] = at + seconds
         _log(s, PREFILL_RUN, p, at, 1, seconds, 0.0, s.tokens[longest], total, s.x[longest, PROMPT])
 
