@@ -21,6 +21,13 @@ from bstar.physics.loading import offloaded_weight_bytes
 from bstar.physics.operators import CompiledStep, compiled_step
 from bstar.physics.statistics import count
 from bstar.physics.work import Work
+from bstar.specs.attention import (
+    CompressedAttention,
+    CrossAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    NoMixer,
+)
 from bstar.specs.deployment import Deployment
 from bstar.specs.ffn import MoeFfn
 
@@ -38,7 +45,8 @@ class StepFrame:
     streaming, rounded, routed   operators that stream the cache, have a rounded corner, read routed experts (`load`)
     reaches       (statistics,) 1 where a statistic grows with the context of decoded tokens
     host_share    share of the weight bytes that come over the host bus; bus_s_per_byte at the datasheet's bandwidth
-    layers, moe_layers   of the whole model
+    layers, moe_layers, latent_layers, state_layers   of the whole model
+    held_experts  experts of a rank, all layers, of a routed operator; 0 elsewhere
     """
 
     step: CompiledStep
@@ -63,10 +71,16 @@ class StepFrame:
     graphs: GraphUse
     layers: int
     moe_layers: int
+    latent_layers: int
+    state_layers: int
+    held_experts: FloatArray
     names: tuple[str, ...]
     name_matrix: FloatArray
     notes: tuple[str, ...]
 
+
+_LATENT: Final = (LatentAttention, CompressedAttention)
+_PLAIN: Final = (GroupedQueryAttention, CrossAttention, NoMixer)
 
 # What `StepFrame.places` has a row for. A collective's "half_rows" is the latency of a further rank, its
 # "compute" how its bandwidth falls with ranks.
@@ -151,6 +165,10 @@ def _build(deployment: Deployment) -> StepFrame:
         sequences_index=step.statistics.index(count("sequences")), graphs=graph_use(deployment),
         layers=model.num_layers,
         moe_layers=sum(group.count for group in model.layers if isinstance(group.ffn, MoeFfn)),
+        latent_layers=sum(group.count for group in model.layers if isinstance(group.mixer, _LATENT)),
+        state_layers=sum(group.count for group in model.layers if not isinstance(group.mixer, (*_LATENT, *_PLAIN))),
+        held_experts=np.array([
+            w.routing.num_experts / w.routing.ranks * w.layers if w.routing else 0.0 for w in step.works]),
         names=operators, notes=tuple(notes),
         name_matrix=np.array([[float(w.name == name) for w in step.works] for name in operators]),
     )  # fmt: skip

@@ -248,12 +248,16 @@ def build_step_model(deployment: Deployment, constants: Constants) -> StepModel:
         constants=constants, fixed_s=step.launches * fixed, rates=rates,
         base_s=np.where(linked, 0.0, c["half_rows"] * frame.row_flops / peak),
         reach_activations=rates[1][frame.streaming].sum(axis=0) * frame.reaches,
-        weights_s=step.weight_bytes * ((1 - share) / effective + share * bus / constants["host_bus.bandwidth"]),
+        weights_s=step.weight_bytes * ((1 - share) / effective + share * bus / constants["host_bus.bandwidth"])
+        + frame.held_experts * (constants["expert_s"] / 2.0),
         light_weights_s=step.weight_bytes * ((1 - share) / frame.bandwidth + share * bus),
         streaming=frame.streaming, rounded=frame.rounded, routed=frame.routed,
         load=replace(frame.load, skew=constants["expert_skew"]), row_index=frame.row_index, graphs=frame.graphs,
         layers_s=frame.layers * constants["layer_s"] + frame.moe_layers * constants["moe_layer_s"],
-        launch_s=frame.layers * constants["eager_layer_s"], piece_s=frame.layers * constants["piece_layer_s"],
+        launch_s=(frame.layers - frame.latent_layers - frame.state_layers) * constants["eager_layer_s"]
+        + frame.latent_layers * constants["eager_latent_layer_s"]
+        + frame.state_layers * constants["eager_state_layer_s"],
+        piece_s=frame.layers * constants["piece_layer_s"],
         per_step_s=constants["step_s"], per_sequence_s=constants["sequence_s"],
         pipeline_stages=deployment.parallel.pp, name_matrix=frame.name_matrix, tokens_index=frame.tokens_index,
         prefill_index=frame.prefill_index, sequences_index=frame.sequences_index, provenance=constants.provenance,
