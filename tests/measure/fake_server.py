@@ -101,10 +101,11 @@ class FakeServer:
         try:
             self._loop.run_until_complete(self._serve())
         finally:
-            for _ in range(3):  # connections that are being accepted have no task yet
-                self._loop.run_until_complete(asyncio.sleep(0.01))
+            for _ in range(3):  # connections that are being accepted have no task of ours yet
                 self._stop()
-            self._loop.run_until_complete(asyncio.sleep(0.01))
+                if left := asyncio.all_tasks(self._loop):
+                    self._loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+                self._loop.run_until_complete(asyncio.sleep(0.01))
             self._loop.close()
 
     async def _serve(self) -> None:

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("plan", "plan", "How many GPUs, which, split how, at what cost, for a load and an SLO."),
     "simulate": ("simulate", "simulate", "What users would feel under a load: every request through the scheduler."),
     "validate": ("validate", "validate", "How right the predictions are: measured points replayed, errors, charts."),
+    "bench": ("bench", "bench", "Measure a real server under a load: streams, honest clocks, failures counted."),
     "catalog": ("catalog", "catalog", "The models, devices and engines that bstar knows, with sources."),
     "completion": ("completion", "completion", "Print a shell completion script (bash, zsh, fish)."),
 }

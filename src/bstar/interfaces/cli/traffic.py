@@ -42,7 +42,7 @@ traffic_options = apply(
     click.option("--seed", type=COUNT, default=0, show_default=True, metavar="N", help="Of everything that is drawn."),
 )
 
-_KEYS = ("input_lengths", "output_lengths", "trace", "rate", "rate_curve", "burstiness", "concurrency", "think",
+TRAFFIC_KEYS = ("input_lengths", "output_lengths", "trace", "rate", "rate_curve", "burstiness", "concurrency", "think",
          "num_requests", "duration", "warmup_requests", "prefix", "prefix_tokens", "prefix_hit_fraction", "seed")
 
 
@@ -52,7 +52,7 @@ def take_traffic(options: dict[str, Any], *, default_requests: int) -> tuple[Tra
     default_requests   of an open loop that says neither how many nor how long
     Raises SpecError where they describe none, or more than one.
     """
-    given = {key: options.pop(key, None) for key in _KEYS}
+    given = {key: options.pop(key, None) for key in TRAFFIC_KEYS}
     open_loop = given["rate"] is not None or given["rate_curve"] is not None
     if open_loop and given["trace"] is None and given["num_requests"] is None and given["duration"] is None:
         given["num_requests"] = default_requests

@@ -1,0 +1,237 @@
+"""The options of `bstar bench`: the server, how the load is sent, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError
+from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply
+from bstar.interfaces.cli.sections import section
+from bstar.interfaces.cli.traffic import build_traffic, take_traffic
+
+if TYPE_CHECKING:
+    from bstar.measure.datasets import Dataset
+    from bstar.measure.endpoint import Endpoint
+    from bstar.measure.job import TextSource
+    from bstar.measure.payloads import BodyOptions
+    from bstar.traffic.load import Traffic
+
+# Seconds of load where nothing says how long, and how many requests that may be.
+_USUAL_S, _FEWEST, _MOST = 60.0, 20, 2000
+
+section("Server", "url", "model", "api", "api_key_env", "headers", "insecure", "ca_file", "request_timeout",
+        "stall_timeout")
+section("Load", "turns", "dataset", "max_in_flight", "stop_after")
+section("Requests", "tokenizer", "ignore_eos", "temperature", "extra_body", "continuous_usage", "return_token_ids",
+        "content_salt")
+section("Measuring", "sweep", "warmup", "cooldown", "runs", "until", "max_runs", "workers", "max_error_fraction")
+section("Output", "out", "no_out")
+
+server_options = apply(
+    click.option("--url", required=True, metavar="URL", help="The server: http://127.0.0.1:8000."),
+    click.option("--model", metavar="NAME", help="As the server calls it (default: the first that it serves)."),
+    click.option("--api", type=click.Choice(["completions", "chat"]), help="Which API (completions)."),
+    click.option("--api-key-env", metavar="VAR",
+                 help="Environment variable with the API key (BSTAR_API_KEY, else OPENAI_API_KEY)."),
+    click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Further request header."),
+    click.option("--insecure", is_flag=True, help="Take any certificate."),
+    click.option("--ca-file", type=click.Path(path_type=Path), metavar="FILE", help="Certificates to trust."),
+    click.option("--timeout", "request_timeout", type=SECONDS, default="3600s", show_default=True, metavar="T",
+                 help="For a whole answer."),
+    click.option("--stall-timeout", type=SECONDS, default="300s", show_default=True, metavar="T",
+                 help="Without a byte."),
+)
+
+sending_options = apply(
+    click.option("--turns", metavar="DIST",
+                 help="Conversations of so many turns; --rate starts them, or --concurrency users hold them."),
+    click.option("--dataset", type=click.Path(path_type=Path), metavar="FILE",
+                 help="Prompts of a file: ShareGPT-like JSON, or JSON lines with prompt, messages or ids."),
+    click.option("--max-in-flight", type=POSITIVE, metavar="N", help="Open loop: hold requests back beyond so many."),
+    click.option("--stop-after", type=SECONDS, metavar="T", help="Send nothing later than that."),
+    click.option("--tokenizer", metavar="FILE", help="tokenizer.json of the model, for exact texts (chat)."),
+    click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True,
+                 help="Ask for answers of exactly the length of the load (also sends min_tokens)."),
+    click.option("--temperature", type=float, default=0.0, show_default=True, metavar="F"),
+    click.option("--extra-body", metavar="JSON", help="Merged into every request."),
+    click.option("--continuous-usage", is_flag=True, help="Ask for running counts in every chunk (vLLM, SGLang)."),
+    click.option("--return-token-ids", is_flag=True, help="Ask for token ids in every chunk (vLLM)."),
+    click.option("--content-salt", metavar="TEXT",
+                 help="Draw the same prompts again (default: new ones, so that no prefix cache knows them)."),
+    click.option("--workers", default="1", show_default=True, metavar="N|ray",
+                 help="Processes that send; ray: one on every node of a Ray cluster."),
+    click.option("--warmup", type=SECONDS, default="0s", metavar="T", help="The first seconds do not count."),
+    click.option("--cooldown", type=SECONDS, default="0s", metavar="T", help="Nor do the last."),
+    click.option("--max-error-fraction", type=float, default=0.05, show_default=True, metavar="F",
+                 help="With more failures it is no result (exit code 1)."),
+)
+
+measuring_options = apply(
+    click.option("--sweep", metavar="AXIS=LOADS",
+                 help="concurrency=1,2,4,8 · rate=1..32 (doublings) · concurrency=auto: search for the SLO's "
+                      "goodput, its end, and the knee."),
+    click.option("--runs", type=POSITIVE, default=1, metavar="N", help="The same load so many times."),
+    click.option("--until", metavar="FIGURE=F",
+                 help="Again until the 95 % interval is as narrow: tpot_s=2%, ttft_s.p99=5%, output_tokens_per_s=1%."),
+    click.option("--max-runs", type=POSITIVE, default=10, show_default=True, metavar="N",
+                 help="At most, with --until."),
+    click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+                 help="Folder of the run (default: runs/bench-TIME); an existing one gets a new folder inside."),
+    click.option("--no-out", is_flag=True, help="Write nothing."),
+)
+
+
+def take_endpoint(options: dict[str, Any]) -> Endpoint:
+    """The server of the options (removed from `options`)."""
+    from bstar.measure.endpoint import Timeouts, parse_endpoint
+
+    url, api = options.pop("url"), options.pop("api")
+    if api is None:
+        api = "chat" if url.rstrip("/").endswith("/chat/completions") else "completions"
+    return parse_endpoint(
+        url, model=options.pop("model") or "", api=api, headers=tuple(options.pop("headers")),
+        key_variable=options.pop("api_key_env"), verify=not options.pop("insecure"), ca_file=options.pop("ca_file"),
+        timeouts=Timeouts(stall_s=options.pop("stall_timeout"), request_s=options.pop("request_timeout")),
+    )  # fmt: skip
+
+
+def take_body(options: dict[str, Any]) -> BodyOptions:
+    """What requests ask for beside prompt and length."""
+    from bstar.measure.payloads import BodyOptions
+
+    extra, text = {}, options.pop("extra_body")
+    if text is not None:
+        try:
+            extra = json.loads(text)
+        except ValueError:
+            raise SpecError('--extra-body: is no JSON; write it like \'{"top_p": 0.9}\'') from None
+        if not isinstance(extra, dict):
+            raise SpecError("--extra-body: is no JSON object")
+    exact = options.pop("ignore_eos")
+    return BodyOptions(
+        ignore_eos=exact, min_tokens=exact, temperature=options.pop("temperature"), extra=extra,
+        continuous_usage=options.pop("continuous_usage"), return_token_ids=options.pop("return_token_ids"),
+    )  # fmt: skip
+
+
+def take_text(options: dict[str, Any]) -> TextSource:
+    """How prompts are made."""
+    from bstar.measure.job import TextSource
+
+    return TextSource(tokenizer_file=options.pop("tokenizer"))
+
+
+def take_workers(options: dict[str, Any]) -> Any:
+    text = options.pop("workers")
+    if text == "ray":
+        return "ray"
+    if not text.isdecimal():
+        raise SpecError(f"--workers: must be a number of processes or ray, is {text!r}")
+    return int(text)
+
+
+def take_dataset(options: dict[str, Any], text: TextSource) -> Dataset | None:
+    """The data set of the options, read."""
+    path = options.pop("dataset")
+    if path is None:
+        return None
+    from bstar.measure.datasets import read_dataset
+    from bstar.measure.tokenizers import LocalTokenizer
+
+    return read_dataset(path, tokenizer=LocalTokenizer(text.tokenizer_file) if text.tokenizer_file else None)
+
+
+class LoadMaker:
+    """Makes the Traffic of the options, at their own load or at another."""
+
+    def __init__(self, options: dict[str, Any], dataset: Dataset | None, *, sweeping: str | None) -> None:
+        self.dataset = dataset
+        self.turns = options.pop("turns")
+        self._asked_output = options.get("output_lengths")
+        if dataset is not None:
+            if options.get("input_lengths") is not None or options.get("trace") is not None or self.turns is not None:
+                raise SpecError("--dataset: the prompts come from the file; leave --input, --trace and --turns out")
+            options["input_lengths"], options["output_lengths"] = "1", "1"
+        if self.turns is not None and options.get("trace") is not None:
+            raise SpecError("--turns: a trace has its own requests; leave --turns out")
+        if sweeping is not None:
+            for axis in ("rate", "concurrency", "rate_curve"):
+                if options.get(axis) is not None:
+                    raise SpecError(f"--sweep: sets the load; leave --{axis.replace('_', '-')} out")
+            options[sweeping] = 1
+        rate = options.get("rate")
+        count = len(dataset.prompts) if dataset is not None else usual_count(rate)
+        self._counted = options.get("num_requests") is not None or options.get("duration") is not None
+        think = options.pop("think", None) if self.turns is not None else options.get("think")
+        if dataset is not None and options.get("concurrency") is not None and options.get("num_requests") is None:
+            options["num_requests"] = count
+        _, self.given = take_traffic(options, default_requests=count) if self.turns is None else (None, _keys(options))
+        self.given["think"] = think
+
+    def at(self, *, seed: int = 0, axis: str | None = None, load: float | None = None) -> Traffic:
+        """The traffic, with the run's own seed added, at another load where one is given."""
+        given = dict(self.given)
+        if axis == "concurrency" and load is not None:
+            given["concurrency"] = int(load)
+        elif axis == "rate" and load is not None:
+            given["rate"] = load
+            if not self._counted and self.dataset is None:
+                given["num_requests"] = usual_count(load)
+        seed += int(given["seed"] or 0)
+        if self.turns is not None:
+            return self._sessions(given, seed)
+        load_ = build_traffic(given, seed=seed)
+        return load_ if self.dataset is None else self.dataset.load(load_, output_tokens=self._fixed_output())
+
+    def _fixed_output(self) -> int | None:
+        if self._asked_output is None:
+            return None
+        if not str(self._asked_output).isdecimal():
+            raise SpecError("--output: with --dataset it is one number, for prompts without a length of their own")
+        return int(self._asked_output)
+
+    def _sessions(self, given: dict[str, Any], seed: int) -> Traffic:
+        from bstar.traffic import sessions
+
+        if given["burstiness"] is not None or given["rate_curve"] is not None or given["duration"] is not None:
+            raise SpecError("--turns: conversations start at --rate or are held by --concurrency users; leave the "
+                            "other load options out")
+        think = given["think"] if given["think"] is not None else 0.0
+        count = given["num_requests"] or usual_count(given["rate"])
+        return sessions(
+            given["rate"], self.turns, given["input_lengths"], given["output_lengths"], count, think_s=think,
+            concurrency=given["concurrency"], seed=seed,
+        )  # fmt: skip
+
+
+def usual_count(rate_per_s: float | None) -> int:
+    """Requests of a minute, within bounds."""
+    return _FEWEST if rate_per_s is None else int(min(max(rate_per_s * _USUAL_S, _FEWEST), _MOST))
+
+
+def fresh_out(options: dict[str, Any]) -> Path | None:
+    """Where the run is written; None: nowhere."""
+    out, nowhere = options.pop("out"), options.pop("no_out")
+    if nowhere:
+        if out is not None:
+            raise SpecError("--no-out: contradicts --out; give one")
+        return None
+    from bstar.measure.folder import run_name
+
+    if out is None:
+        return Path("runs") / run_name()
+    return out / run_name() if Path(out).is_dir() else Path(out)
+
+
+def _keys(options: dict[str, Any]) -> dict[str, Any]:
+    from bstar.interfaces.cli.traffic import TRAFFIC_KEYS
+
+    return {key: options.pop(key, None) for key in TRAFFIC_KEYS}
+
+
+__all__ = ["LoadMaker", "fresh_out", "measuring_options", "sending_options", "server_options",
+           "take_body", "take_dataset", "take_endpoint", "take_text", "take_workers", "usual_count"]
