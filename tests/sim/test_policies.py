@@ -63,6 +63,7 @@ TABLE: dict[str, Make] = {
     "sglang, reckless": sglang(conservativeness=0.0),
     "trtllm, no-evict": trtllm(),
     "trtllm, max-utilization": trtllm(capacity="max-utilization"),
+    "trtllm, waiting for company": trtllm(wait_iters=3, wait_ratio=0.5),
     "swap": lambda s: SwapScheduler(s, LINK),
     "swap, little host memory": lambda s: SwapScheduler(s, replace(LINK, host_blocks=12)),
     "speculative": speculative(0.8, 0.6, 0.5),
@@ -267,6 +268,32 @@ def test_trtllm_chunks_are_multiples_of_the_unit_but_for_the_last() -> None:
     assert [sum(p.tokens.values()) for p in first][:2] == [60, 46]  # a whole prompt a step; decodes ride along
 
 
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(s=engines(), load=loads(), iters=st.integers(1, 6), ratio=st.sampled_from([0.3, 0.7, 1.0]))
+def test_trtllm_prompts_wait_for_company_beside_generation(
+    s: SchedulerSettings, load: Traffic, iters: int, ratio: float
+) -> None:
+    """They go when the step would hold enough, or when some have been passed over for so many steps."""
+    waited = 0
+    for step in run(trtllm(wait_iters=iters, wait_ratio=ratio), replace(s, enable_prefix_caching=False), load).steps:
+        if step.decodes and step.prompts:
+            tokens = sum(step.plan.tokens.values())
+            assert tokens >= ratio * s.token_budget or waited >= iters
+        waited = 0 if step.prompts and step.decodes else waited + bool(step.decodes)
+    plain = run(trtllm(), s, load)
+    never = run(trtllm(wait_iters=0, wait_ratio=0.0), s, load)
+    assert plain.run.first_token_s.tolist() == never.run.first_token_s.tolist()
+
+
+def test_trtllm_waiting_delays_the_prompt_and_spares_the_others_a_step() -> None:
+    load = load_of([0.0, 0.05], [8, 8], [40, 4])
+    at_once, later = run(trtllm(), BASE, load), run(trtllm(wait_iters=5, wait_ratio=0.9), BASE, load)
+    delay = later.run.scheduled_s[1] - at_once.run.scheduled_s[1]
+    assert 4.5 * 0.01 < delay < 6 * 0.0105
+    alone = load_of([0.0], [8], [4])
+    assert run(trtllm(wait_iters=5, wait_ratio=0.9), BASE, alone).run.scheduled_s[0] == 0.0  # nobody generates
+
+
 def test_swap_moves_what_it_must_and_no_faster_than_the_link() -> None:
     load = load_of([0.0] * 4, [40] * 4, [60] * 4)
     out = run(TABLE["swap"], BASE, load)
@@ -427,6 +454,22 @@ def test_a_deployment_runs_under_every_policy(text: str) -> None:
     load = load_of([0.0, 0.01, 0.02, 0.5], [200, 300, 400, 100], [20, 30, 20, 10])
     out = run_of(text)(deployed, load, math.inf, None)
     assert out.made_tokens.tolist() == [20, 30, 20, 10] and np.isfinite(out.finish_s).all()
+
+
+def test_the_flags_of_a_deployment_reach_its_scheduler() -> None:
+    load = load_of([0.0, 0.05], [400, 400], [200, 20])
+
+    def second(engine: str, **flags: object) -> float:
+        d = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine=engine, **flags)  # type: ignore[arg-type]
+        return float(run_of(engine_policy(d.engine.name))(deployed_engine(d), load, math.inf, None).scheduled_s[1])
+
+    assert second("sglang", scheduler_recv_interval=40) > second("sglang") + 0.1
+    waits = second("trtllm", batch_wait_timeout_iters=20, batch_wait_max_tokens_ratio=0.9)
+    assert waits > second("trtllm") + 0.05
+    rides = run_of("sglang")(
+        deployed_engine(bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="sglang",
+                                         enable_mixed_chunk=True)), load, math.inf, None)  # fmt: skip
+    assert rides.log.prompt_tokens[rides.log.sequences > 1].sum() > 0
 
 
 def test_trtllm_refuses_a_prompt_longer_than_a_step() -> None:
