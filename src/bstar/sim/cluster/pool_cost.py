@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 _BESIDE = ("host_s", "host_sequence_s", "launch_s", "piece_s")
 # What a further query of a sequence adds to its decode attention, as a share of the first one's: the cache is read
 # once for all of them, and the multipliers have rows to spare (from verifying steps of disaggregated runs).
-_FURTHER_QUERY = 0.25
+_FURTHER_QUERY = 0.5
 # Counts that have an entry each; beyond them, every stride-th of as many again. Sequences, tokens of prompts.
 _DENSE = 1024
 _DENSE_TOKENS = 512
