@@ -103,8 +103,9 @@ def test_step_times_are_the_model_s() -> None:
         for sequences, context in ((1, 500), (7, 90), (64, 3000)):
             whole = float(model.expected_s(model.step.values(BatchShape.decode(sequences * ranks, context))))
             reach = np.where(steps.span_limit == 0, context, np.minimum(steps.span_limit, context))
-            parts = curve_at(steps.own, sequences) + float(steps.span_rate @ reach) * sequences
-            assert parts + curve_at(steps.shared, sequences * ranks) == pytest.approx(whole, rel=1e-9)
+            kernels = curve_at(steps.own, sequences) + curve_at(steps.shared, sequences * ranks)
+            host = steps.host_s + steps.host_sequence_s * sequences
+            assert kernels + host + float(steps.span_rate @ reach) * sequences == pytest.approx(whole, rel=1e-9)
         assert prompts.own.token_s.size > 2048
 
 

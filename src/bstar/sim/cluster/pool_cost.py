@@ -64,15 +64,24 @@ class PromptCost(NamedTuple):
 
 
 class DecodeCost(NamedTuple):
-    """Decode steps of a worker. own: by the sequences of a rank, at no context; shared: by the sequences of all.
+    """Decode steps of a worker. own: kernels by the sequences of a rank, at no context; shared: by those of all.
 
-    span_rate, span_limit   seconds per token of context that a sequence sees, up to the limit (0: none)
+    span_rate, span_limit     seconds per token of context that a sequence sees, up to the limit (0: none)
+    tokens                    of a sequence in a step (above 1 with drafting)
+    host_s … graph_tokens     as of prompts
     """
 
     own: Curve
     shared: Curve
     span_rate: Floats
     span_limit: Ints
+    tokens: int
+    host_s: float
+    host_sequence_s: float
+    launch_s: float
+    piece_s: float
+    graph_tokens: int
+    power: float
 
 
 def curve_at(curve: Curve, n: int) -> float:
@@ -104,7 +113,7 @@ def prompt_cost(deployment: Deployment, model: StepModel | None = None, *, max_t
 def decode_cost(
     deployment: Deployment, model: StepModel | None = None, *, max_sequences: int, drafted: int = 0,
 ) -> DecodeCost:  # fmt: skip
-    """Decode steps of one worker of `deployment`, of up to `max_sequences` sequences a rank, replayed from graphs.
+    """Decode steps of one worker of `deployment`, of up to `max_sequences` sequences a rank.
 
     drafted   tokens that the checkpoint's prediction layer drafts for each sequence and step
     """
@@ -112,24 +121,26 @@ def decode_cost(
     ranks, tokens = deployment.parallel.attention_dp, drafted + 1
     counts, stride = _counts(max_sequences, _DENSE)
     own = _Own(model, tokens)
-    seconds, rates = own.at(counts), own.rates
+    kernels, rates = own.at(counts), own.rates
     shared = _shared(model, max_sequences * ranks, tokens)
     if drafted:
         own_s, shared_s = _draft_share(model)
         one = _Own(model, 1)
         rates = one.rates * (1.0 + _FURTHER_QUERY * drafted)
-        seconds += drafted * own_s * (one.at(counts) + one.reach_s * counts)
+        kernels += drafted * own_s * (one.at(counts) + one.reach_s * counts)
         few = _shared(model, max_sequences * ranks)
         shared = shared._replace(entries=shared.entries + drafted * shared_s * few.entries)
-    seconds[0] = 0.0
+    kernels[0] = 0.0
     return DecodeCost(
-        own=Curve(seconds, min(_DENSE, max_sequences) + 1, stride), shared=shared, span_rate=rates,
-        span_limit=own.limits,
+        own=Curve(kernels, min(_DENSE, max_sequences) + 1, stride), shared=shared, span_rate=rates,
+        span_limit=own.limits, tokens=tokens, host_s=model.per_step_s, host_sequence_s=model.per_sequence_s,
+        launch_s=model.launch_s, piece_s=float(getattr(model, "piece_s", 0.0)) if model.graphs.pieces else 0.0,
+        graph_tokens=int(model.graphs.largest), power=model.smoothing,
     )  # fmt: skip
 
 
 class _Own:
-    """Decode steps of one rank, `tokens` a sequence: affine in the contexts."""
+    """The kernels of decode steps of one rank, `tokens` a sequence: affine in the contexts."""
 
     def __init__(self, model: StepModel, tokens: int) -> None:
         self.model, self.tokens = model, tokens
@@ -139,30 +150,35 @@ class _Own:
         self.one = one
         spans = list(dict.fromkeys(s for name, s in statistics if s is not None and name.endswith("_decode")))
         rates: dict[int, float] = {0: 0.0}
-        base = float(model.expected_s(one))
+        base = float(self._kernels(one))
         self.reach_s = 0.0
         for span in spans:
-            rate = self._more(span, base)
+            rate = self._more(span) - base
             limit = span.limit or 0
             rates[limit] = rates.get(limit, 0.0) + rate
             self.reach_s += rate * (context if limit == 0 else min(context, limit))
         self.rates = np.array(list(rates.values()))
         self.limits = np.array(list(rates), dtype=np.int64)
 
-    def _more(self, span: Span, base: float) -> float:
-        """Seconds that one more token of reach costs a sequence."""
+    def _kernels(self, values: Floats) -> Floats:
+        """Seconds of the kernels, gaps between them included."""
+        times = self.model.times(self.model.work_of(values))
+        seconds: Floats = times.fixed.sum(axis=0) + times.body.sum(axis=0) + self.model.layers_s
+        return seconds
+
+    def _more(self, span: Span) -> float:
+        """Seconds of a sequence with one more token of reach."""
         longer = self.one.copy()
         for j, (name, reach) in enumerate(self.model.step.statistics):
             if reach == span and name == "pairs_decode":
                 longer[j] += self.tokens / span.stride
             elif reach == span and name == "keys_decode":
                 longer[j] += 1.0 / span.stride
-        return float(self.model.expected_s(longer)) - base
+        return float(self._kernels(longer))
 
     def at(self, counts: Ints) -> Floats:
         """Seconds of steps with these numbers of sequences, at no context."""
-        whole: Floats = np.asarray(self.model.expected_s(np.outer(self.one, counts.astype(float))))
-        return whole - self.reach_s * counts
+        return self._kernels(np.outer(self.one, counts.astype(float))) - self.reach_s * counts
 
 
 def _own_part(model: StepModel) -> StepModel:

@@ -158,6 +158,24 @@ def _on(curve: Curve, n: int) -> float:
 
 
 @part
+def launched_s(kernels_s: float, launch_s: float, power: float) -> float:
+    """Kernels that are launched from the host: smoothly the longer of both."""
+    if launch_s <= 0.0:
+        return kernels_s
+    if power == 3.0:
+        return float(np.cbrt(kernels_s * kernels_s * kernels_s + launch_s * launch_s * launch_s))
+    return float((kernels_s**power + launch_s**power) ** (1.0 / power))
+
+
+@inlined
+def decode_line_s(cost: DecodeCost, sequences: int, shared_s: float) -> float:
+    """A decode step of a rank with so many sequences, but for the contexts that they see."""
+    launch_s = cost.launch_s if sequences * cost.tokens > cost.graph_tokens else cost.piece_s
+    kernels_s = launched_s(_on(cost.own, sequences) + shared_s, launch_s, cost.power)
+    return kernels_s + cost.host_s + cost.host_sequence_s * sequences
+
+
+@part
 def _enqueue(head: Ints, tail: Ints, after: Ints, queue: int, request: int) -> None:
     after[request] = -1
     if head[queue] < 0:
@@ -259,7 +277,7 @@ def _plan_prompts(rules: PoolRules, load: PoolLoad, cost: PromptCost, s: PoolSta
                 continue
             kernels_s = mixed_step_s(cost.own, s.x[r], s.tokens[r], s.prompts[r], 0.0) + shared_s
             launch_s = cost.launch_s if s.tokens[r] > cost.graph_tokens else cost.piece_s
-            rank_s = (kernels_s**cost.own.power + launch_s**cost.own.power) ** (1.0 / cost.own.power)
+            rank_s = launched_s(kernels_s, launch_s, cost.own.power)
             rank_s += cost.host_s + cost.host_sequence_s * s.prompts[r]
             if rank_s > seconds:
                 seconds, longest = rank_s, r
@@ -350,11 +368,11 @@ def _start_run(
         most = min(most, ((s.crossings[d, 0] // groups) >> BITS) - step)
     if soon:
         most = 1
-    slowest = -1
+    slowest, shared_s = -1, _on(cost.shared, s.d_active[d])
     for r in range(rules.decode_ranks):
         if s.b[d, r] == 0:
             continue
-        line, rise = _on(cost.own, s.b[d, r]), 0.0
+        line, rise = decode_line_s(cost, s.b[d, r], shared_s), 0.0
         for g in range(groups):
             line += cost.span_rate[g] * s.reach[d, r, g]
             rise += cost.span_rate[g] * (s.growing[d, r, g] * rules.growth)
@@ -372,7 +390,7 @@ def _start_run(
                 most = max(int(overtakes), 1)
     s.d_start[d] = at
     s.d_run[d] = most
-    s.d_base[d] = s.line[slowest] + _on(cost.shared, s.d_active[d])
+    s.d_base[d] = s.line[slowest]
     s.d_slope[d] = s.rise[slowest]
     s.d_end[d] = at + run_s(s.d_base[d], s.d_slope[d], most)
     s.d_slow[d] = slowest
