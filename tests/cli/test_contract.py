@@ -142,7 +142,7 @@ def test_plan(bstar_json: Run) -> None:
     assert {"gpu", "num_gpus", "replicas", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype", "max_num_seqs",
             "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "mode"} <= set(best["deployment"])
     for metric in ("ttft_s", "tpot_s", "e2e_s"):
-        assert set(best["predicted"][metric]) == {"mean", "p50", "p95", "p99"}
+        assert set(best["predicted"][metric]) - {"range_80"} == {"mean", "p50", "p95", "p99"}
     assert {"output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "slo_attainment_fraction", "cost",
             "bound_by", "launch_command", "memory", "landmarks"} <= set(best)
     assert set(best["cost"]) >= {"usd_per_hour", "usd_per_million_output_tokens"}

@@ -75,7 +75,7 @@ def test_every_key_has_a_kind() -> None:
     from bstar.codec import spec_files
 
     text = {"model", "gpu", "weight_dtype", "dtype", "kv_cache_dtype", "engine", "scheduling_policy",
-            "performance_mode", "speculative_method", "cudagraph_mode"}
+            "performance_mode", "speculative_method", "cudagraph_mode", "profile"}
     kinds = (spec_files._INTEGERS, spec_files._NUMBERS, spec_files._SWITCHES, text,
              {"unmodelled", "model_overrides", "hf_overrides"})
     assert set(spec_files.deployment_keys()) == set().union(*kinds)

@@ -227,6 +227,9 @@ def _notes(problem: _Problem, fit: Fit) -> tuple[str, ...]:
 
 
 def _version() -> str:
-    from bstar import __version__
+    from importlib.metadata import PackageNotFoundError, version
 
-    return f"bstar {__version__}"
+    try:
+        return f"bstar {version('bstar')}"
+    except PackageNotFoundError:  # run from its source
+        return "bstar"

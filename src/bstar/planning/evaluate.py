@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from bstar.calibration.intervals import likeness_of
+from bstar.calibration.ranges import mean_ranges
 from bstar.latency.times import decode_step_time
 from bstar.physics.deployment_landmarks import Landmarks
 from bstar.physics.landmarks import landmarks_of
@@ -78,6 +80,7 @@ def finish(task: Task, sized: Sized) -> Candidate:
         replay=task.replay,
     )
     deployment = _final(task, sized)
+    bound_by = _bound(task, sized, deployment, found)
     attainment = float(found.attainment(task.slo)[0])
     rate = float(found.rate_per_s[0]) * sized.replicas
     closed = workload.concurrency is not None
@@ -87,13 +90,13 @@ def finish(task: Task, sized: Sized) -> Candidate:
         deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
         memory=memory_budget(deployment).to_dict(),
         landmarks=_landmarks(deployment, landmarks_of(deployment, task.workload), task),
-        predicted=_predicted(sized, found, deployment.engine.max_num_seqs),
+        predicted=_with_ranges(_predicted(sized, found, deployment.engine.max_num_seqs), task, deployment, bound_by),
         requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
         goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
         capacity_requests_per_s=sized.carried_per_s,
         headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
         cost=cost_of(sized.spot.price, sized.num_gpus, tokens_per_s),
-        bound_by=_bound(task, sized, deployment, found), launch_command=_command(deployment),
+        bound_by=bound_by, launch_command=_command(deployment),
         clients_per_replica=load if closed else None, notes=(*_notes(task, sized), *deployment.engine.notes),
     )  # fmt: skip
 
@@ -129,6 +132,15 @@ def _predicted(sized: Sized, found: Outcomes, max_num_seqs: int) -> Predicted:
         step_s=float(found.step_s[0]),
         prefill_fraction=float(found.prefill_fraction[0]), queued_fraction=float(found.queued_fraction[0]),
     )  # fmt: skip
+
+
+def _with_ranges(predicted: Predicted, task: Task, deployment: Deployment, bound_by: str) -> Predicted:
+    likeness = likeness_of(
+        deployment, in_flight=predicted.in_flight, input_tokens=task.workload.input_tokens.mean,
+        output_tokens=task.workload.output_tokens.mean)
+    ranges = mean_ranges(likeness, bound_by, ttft_s=predicted.ttft_s.mean, tpot_s=predicted.tpot_s.mean,
+                         e2e_s=predicted.e2e_s.mean)
+    return replace(predicted, ranges=ranges)
 
 
 def _bound(task: Task, sized: Sized, deployment: Deployment, found: Outcomes) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.calibration.intervals import Range
+from bstar.calibration.ranges import with_ranges
 from bstar.planning.cost import Cost
 from bstar.planning.space import Layout
 from bstar.specs.deployment import Deployment
@@ -50,6 +53,7 @@ class Predicted:
     queued_fraction   share of requests that find every place taken
     kv_usage_fraction share of the KV space that sequences in flight hold, in the mean
     preemption_risk_fraction  share of busy moments (p99 of those in flight) in which they outgrow the KV space
+    ranges            of the means of ttft_s, tpot_s and e2e_s: where held-out rows say that they lie
     """
 
     ttft_s: Percentiles
@@ -62,14 +66,15 @@ class Predicted:
     queued_fraction: float
     kv_usage_fraction: float
     preemption_risk_fraction: float
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        return with_ranges({
             "ttft_s": self.ttft_s.to_dict(), "tpot_s": self.tpot_s.to_dict(), "e2e_s": self.e2e_s.to_dict(),
             "in_flight_per_replica": self.in_flight, "decoding_per_replica": self.decoding, "step_s": self.step_s,
             "prefill_fraction": self.prefill_fraction, "queued_fraction": self.queued_fraction,
             "kv_usage_fraction": self.kv_usage_fraction, "preemption_risk_fraction": self.preemption_risk_fraction,
-        }  # fmt: skip
+        }, self.ranges)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

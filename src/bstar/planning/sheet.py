@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.calibration.intervals import Range
+from bstar.calibration.ranges import step_range
 from bstar.errors import SpecError
 from bstar.latency.times import StepTime, decode_curve, decode_step_time
 from bstar.physics import landmarks as formulas_of
@@ -36,13 +38,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A time by the floor (speed of light) and as expected, in seconds."""
+    """A time by the floor (speed of light) and as expected, in seconds; range: where held-out rows say it lies."""
 
     floor: float
     expected: float
+    range: Range | None = None
 
-    def to_dict(self) -> dict[str, float]:
-        return {"floor": self.floor, "expected": self.expected}
+    def to_dict(self) -> dict[str, Any]:
+        found = {"floor": self.floor, "expected": self.expected}
+        if self.range is None:
+            return found
+        return found | {"range_80": self.range.to_list(), "range_basis": self.range.basis}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +159,12 @@ def explain(
     intensity, weights = _intensity(deployment, marks, at)
     b_star = marks.b_star if marks.b_star is not None else math.inf
     b_mem = marks.b_mem if marks.b_mem is not None else math.inf
+    spread = step_range(deployment, expected, floor, str(step.bound_by), in_flight=at)
+    each = None if spread is None else replace(spread, low=spread.low / at, high=spread.high / at)
     return Sheet(
         deployment=deployment, landmarks=marks, b_slo=b_slo, batch=at, arithmetic_intensity=intensity,
-        step_time_s=Pair(floor=floor, expected=expected),
-        time_per_output_token_amortized_s=Pair(floor=floor / at, expected=expected / at),
+        step_time_s=Pair(floor=floor, expected=expected, range=spread),
+        time_per_output_token_amortized_s=Pair(floor=floor / at, expected=expected / at, range=each),
         by_operator=step.by_operator, bound_by=_bound(step, at, marks, budget.fits),
         shares={str(k): float(v) for k, v in step.shares.items()},
         region=str(formulas_of.region(at, b_star, b_mem)),

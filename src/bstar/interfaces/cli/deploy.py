@@ -31,6 +31,7 @@ from bstar.interfaces.cli.params import (
 )
 
 if TYPE_CHECKING:
+    from bstar.calibration.intervals import Range
     from bstar.codec.engine_command import ParsedCommand
     from bstar.specs.deployment import Deployment
     from bstar.specs.model import ModelSpec
@@ -257,6 +258,17 @@ def headline(built: Deployment) -> str:
     profile = f" · profile {built.calibration.name}" if built.calibration is not None else ""
     return (f"{devices} · {built.engine.name} {built.engine.version} · {built.model.weight_dtype} weights, "
             f"{built.kv_format.name} KV{profile}")
+
+
+def range_text(found: Range | None) -> str:
+    """ "7.9–10.4 ms": where a mean is expected to lie; empty where that is not known."""
+    from bstar.units import format_seconds
+
+    if found is None:
+        return ""
+    low, high = format_seconds(found.low), format_seconds(found.high)
+    number, _, unit = low.partition(" ")
+    return f"{number}–{high}" if unit and high.endswith(" " + unit) else f"{low}–{high}"
 
 
 def describe(built: Deployment) -> dict[str, Any]:

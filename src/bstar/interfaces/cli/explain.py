@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import check_context, deploy_options, describe, headline, take_deployment
+from bstar.interfaces.cli.deploy import (
+    check_context,
+    deploy_options,
+    describe,
+    headline,
+    range_text,
+    take_deployment,
+)
 from bstar.interfaces.cli.load import length_options, prefix_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option, units_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -97,6 +104,7 @@ def _show(sheet: Sheet, units: str, *, formulas: bool, with_prefill: bool) -> No
                  and not (name == "b_slo" and values[name] is None)]
     times = [
         ("step time", _pair(sheet.step_time_s), "TPOT of each sequence, prefill apart"),
+        *_range(sheet),
         ("amortized", _pair(sheet.time_per_output_token_amortized_s), "step time / batch = 1 / output throughput"),
         ("throughput", f"{sheet.batch / sheet.step_time_s.expected:,.0f} tok/s",
          f"{1 / sheet.step_time_s.expected:,.1f} tok/s for each user; "
@@ -133,6 +141,11 @@ def _batch(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+
+
+def _range(sheet: Sheet) -> list[tuple[str, str, str]]:
+    found = sheet.step_time_s.range
+    return [] if found is None else [("80 % range", range_text(found), found.basis)]
 
 
 def _pair(pair: Any) -> str:

@@ -8,7 +8,14 @@ import click
 
 from bstar.errors import SpecError, UnitError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import listed, note_model, note_overridden, note_unknown, profile_option
+from bstar.interfaces.cli.deploy import (
+    listed,
+    note_model,
+    note_overridden,
+    note_unknown,
+    profile_option,
+    range_text,
+)
 from bstar.interfaces.cli.load import load_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import (
     BANDWIDTH,
@@ -262,8 +269,9 @@ _BOUNDS = {"weight_bandwidth": "weights", "kv_bandwidth": "KV reads", "kv_capaci
 def _best(c: Candidate) -> list[Any]:
     p, marks = c.predicted, c.landmarks
     percentiles = [
-        (label, *(format_seconds(v) for v in (x.mean, x.p50, x.p95, x.p99)))
-        for label, x in (("TTFT", p.ttft_s), ("TPOT", p.tpot_s), ("E2E", p.e2e_s))]
+        (label, *(format_seconds(v) for v in (x.mean, x.p50, x.p95, x.p99)), range_text(p.ranges.get(name)))
+        for label, name, x in (("TTFT", "ttft_s", p.ttft_s), ("TPOT", "tpot_s", p.tpot_s), ("E2E", "e2e_s", p.e2e_s))]
+    known = [f"ranges: {one.basis}" for one in list(p.ranges.values())[:1]]
     walls = " · ".join(f"{label} {marks[name]:,.0f}" for name, label in (
         ("b_star", "B*"), ("b_gemm", "B_gemm"), ("b_mem", "B_mem"), ("b_slo", "B_slo")) if marks.get(name) is not None)
     facts = [
@@ -276,7 +284,8 @@ def _best(c: Candidate) -> list[Any]:
     return [
         output.heading("best", f"{c.num_gpus} × {c.deployment.device.name}, {c.replicas} × {c.layout}, "
                        f"{c.deployment.model.weight_dtype} weights, {c.deployment.kv_format.name} KV"),
-        output.table(("", "mean", "p50", "p95", "p99"), percentiles), output.facts(facts),
+        output.table(("", "mean", "p50", "p95", "p99", "80 % of means"), percentiles), output.facts(facts),
+        *[output.line("  " + text, style="dim") for text in known],
         *[output.line("  note: " + n, style="dim") for n in c.notes],
         output.line(""), output.verbatim("  " + c.launch_command),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import click
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.cluster import cluster_options, linked, take_cluster
-from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
+from bstar.interfaces.cli.deploy import deploy_options, describe, headline, range_text, take_deployment
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand, section
@@ -29,6 +29,7 @@ from bstar.interfaces.cli.traffic import (
 from bstar.units import format_seconds
 
 if TYPE_CHECKING:
+    from bstar.calibration.intervals import Range
     from bstar.metrics.distribution import Distribution
     from bstar.sim.compare import Comparison
     from bstar.sim.replicate import Replications
@@ -125,7 +126,10 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     if trace_out is not None:
         write_trace(result, trace_out)
     if as_json:
-        sheet = result.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)}
+        from bstar.calibration.ranges import run_ranges, with_ranges
+
+        sheet: dict[str, Any] = with_ranges(result.to_dict(), run_ranges(built, result))
+        sheet |= {"load": describe_traffic(load), "deployment": describe(built)}
         if cluster is not None:
             sheet["cluster"] = _cluster_sheet(result)
         if several is not None:
@@ -201,6 +205,8 @@ def _progress(what: str) -> Iterator[Progress | None]:
 
 
 def _show(built: Deployment, load: Traffic, result: SimResult, several: Replications | None) -> None:
+    from bstar.calibration.ranges import run_ranges
+
     steady, summary = result.steadiness, result.summary
     parts: list[Any] = [
         output.heading(built.model.name, headline(built)),
@@ -216,9 +222,14 @@ def _show(built: Deployment, load: Traffic, result: SimResult, several: Replicat
     if steady.message is not None:
         grave = steady.overload_fraction or result.left.size
         parts.append(output.line(steady.message, style="bold red" if grave else "yellow"))
-    parts += [output.table(("", "mean", "p50", "p95", "p99", "max", "± of mean"), _latency_rows(result, several)),
+    ranges = run_ranges(built, result)
+    rows = _latency_rows(result, several, ranges)
+    columns = ("", "mean", "p50", "p95", "p99", "max", "± of mean", "80 % of means")[: 8 if ranges else 7]
+    parts += [output.table(columns, [row[: len(columns)] for row in rows]),
               output.facts(_facts(result)), output.line("")]
     parts += _pictures(result)
+    if ranges:
+        parts.append(output.line("ranges: " + next(iter(ranges.values())).basis, style="dim"))
     parts += [output.line("note: " + n, style="dim") for n in result.remarks]
     output.show(*parts)
 
@@ -228,8 +239,11 @@ def _refused(result: SimResult) -> str:
     return f" ({count:,} refused)" if count else ""
 
 
-def _latency_rows(result: SimResult, several: Replications | None) -> list[tuple[str, ...]]:
-    """A row for each latency; the last column is the half width of a 95 % interval of the mean."""
+def _latency_rows(
+    result: SimResult, several: Replications | None, ranges: Mapping[str, Range]
+) -> list[tuple[str, ...]]:
+    """A row for each latency; then the half width of a 95 % interval of the mean (what more requests would narrow),
+    and where held-out measurements say that the mean lies (what the model cannot know better)."""
     summary, intervals = result.summary, result.steadiness.intervals
     if several is not None:
         intervals = several.intervals
@@ -239,7 +253,7 @@ def _latency_rows(result: SimResult, several: Replications | None) -> list[tuple
         interval = intervals.get(f"{name}.mean")
         width = None if interval is None else interval.relative_half_width
         rows.append((label, *(format_seconds(v) for v in (values.mean, values.p50, values.p95, values.p99, values.max)),
-                     "" if width is None else f"{width:.1%}"))
+                     "" if width is None else f"{width:.1%}", range_text(ranges.get(name))))
     return rows
 
 
