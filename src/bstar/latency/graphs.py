@@ -30,13 +30,17 @@ class GraphUse:
     def largest(self) -> float:
         return float(self.sizes[-1]) if self.sizes.size else 0.0
 
+    def beyond(self, tokens: FloatArray | float) -> NDArray[np.bool_]:
+        """Whether a step of `tokens` is larger than any that was captured (means may be off by rounding)."""
+        return np.asarray(tokens) > self.largest * (1.0 + 1e-9)
+
     def padded(self, tokens: FloatArray | float) -> FloatArray:
         """Tokens that a replayed step computes: the next captured size; beyond the largest, the tokens themselves."""
         t = np.asarray(tokens, dtype=float)
         if not self.sizes.size:
             return t
-        at = np.searchsorted(self.sizes, t - 1e-9)
-        padded = np.where(t > self.largest, t, self.sizes[np.minimum(at, self.sizes.size - 1)])
+        at = np.searchsorted(self.sizes, t * (1.0 - 1e-9))
+        padded = np.where(self.beyond(t), t, self.sizes[np.minimum(at, self.sizes.size - 1)])
         return np.where(t > 0, padded, t)
 
 

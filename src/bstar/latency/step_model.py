@@ -147,7 +147,7 @@ class StepModel:
         compute += _column(self.base_s, one) * read
         reach = np.maximum(compute[self.streaming], parts[2][self.streaming]).sum(axis=0)
         launching = np.where(prompts | self.graphs.pieces, self.piece_s, 0.0)
-        launched = (tokens > self.graphs.largest) | (prompts & (not self.graphs.mixed))
+        launched = self.graphs.beyond(tokens) | (prompts & (not self.graphs.mixed))
         return StepWork(
             compute=compute, activations=activations, cache=parts[2], weights=_column(self.weights_s, one) * read,
             light_compute=parts[3], light_memory=parts[4] + _column(self.light_weights_s, one) * light_read,

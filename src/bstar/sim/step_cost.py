@@ -152,7 +152,7 @@ class _Sorter:
             linear = np.concatenate([linear, np.zeros(2)])
             rows = [(np.append(c, (0.0, 0.0)), np.append(y, (0.0, 0.0)), w, b, p) for c, y, w, b, p in rows]
         per_rank = m.microbatch(np.arange(1.0, len(by_tokens))) * self.own
-        replayed = int(np.count_nonzero(per_rank <= m.graphs.largest)) if m.graphs.mixed else 0
+        replayed = int(np.count_nonzero(~m.graphs.beyond(per_rank))) if m.graphs.mixed else 0
         return StepCost(
             decode_s=decode, span_rate=np.array(list(reach.values())),
             span_limit=np.array([limit for limit, _ in reach], dtype=np.int64),
