@@ -16,6 +16,7 @@ What a row leaves open is filled in by what its engine does, and said in the not
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -71,13 +72,35 @@ def latency_deployment(point: LatencyPoint, *, models: Mapping[str, ModelSpec] |
     models   specs by name as written, for models that the catalog does not hold
     Raises SpecError or NotInCatalogError that says what of the row is not understood.
     """
+    if models:
+        return _mapped(point, models)
+    # Rows that differ in their load alone share a deployment, and with it a step model.
+    static = point.load == "static_batch"
+    load = () if static else (point.load, point.input_tokens, point.output_tokens)
+    key = (
+        point.engine, point.engine_version, point.model, point.gpu, point.num_gpus, point.tp, point.pp, point.dp,
+        point.expert_parallel, point.weight_dtype, point.kv_dtype, point.flags, point.notes, load,
+    )  # fmt: skip
+    found = _CACHE.get(key)
+    if found is None:
+        found = _CACHE[key] = _mapped(point, {})
+        if len(_CACHE) > _CACHE_SIZE:
+            _CACHE.popitem(last=False)
+    return found
+
+
+_CACHE: OrderedDict[tuple[object, ...], MappedPoint] = OrderedDict()
+_CACHE_SIZE: Final = 512
+
+
+def _mapped(point: LatencyPoint, models: Mapping[str, ModelSpec]) -> MappedPoint:
     from bstar.codec.build import build_deployment
 
     engine, version = _engine(point)
     reading = _Reading(point, engine, version, {}, [])
     _flags(reading)
     _layout(reading)
-    model = _model(reading, models or {})
+    model = _model(reading, models)
     _formats(reading)
     _limits(reading)
     at = f"{engine}@{version}" if version else engine

@@ -105,7 +105,9 @@ def _decode_s(model: StepModel, batch: float, context: float) -> tuple[float, fl
 
 def _served(point: LatencyPoint, deployment: Deployment, constants: Constants | None) -> LatencyPrediction:
     first: BstarError | None = None
-    for tried, note in _with_room(deployment):
+    longest = request_load(point)
+    needed = int((longest.input_tokens + longest.output_tokens).max()) + 1
+    for tried, note in _with_room(deployment, needed):
         try:
             deployed = deployed_engine(tried, constants)
             share, load, run = _run(point, deployed)
@@ -170,12 +172,20 @@ def _period_s(point: LatencyPoint, deployed: DeployedEngine) -> float:
     return point.output_tokens * step + point.load_value / deployed.replicas * prompt
 
 
-def _with_room(deployment: Deployment) -> Iterator[tuple[Deployment, str]]:
-    """The deployment, then the same with more memory: all that could have been used, then more than there is."""
+def _with_room(deployment: Deployment, needed: int) -> Iterator[tuple[Deployment, str]]:
+    """The deployment, then what a user would have changed for it to start: a shorter max_model_len, all the memory,
+    whole experts on each rank; then more memory than there is.
+    """
     yield deployment, ""
-    full = replace(deployment.engine, gpu_memory_utilization=max(0.95, deployment.engine.gpu_memory_utilization))
+    engine, device, parallel = deployment.engine, deployment.device, deployment.parallel
+    if needed < engine.max_model_len:
+        engine = replace(engine, max_model_len=needed)
+        yield replace(deployment, engine=engine), f"max_model_len taken as {needed:,}"
+    full = replace(engine, gpu_memory_utilization=max(0.95, engine.gpu_memory_utilization))
     yield replace(deployment, engine=full), "memory utilization taken as 0.95"
+    if deployment.model.is_moe and parallel.ep == 1:
+        whole = replace(parallel, ep=parallel.tp * parallel.attention_dp)
+        yield replace(deployment, engine=full, parallel=whole), "experts taken as whole on each rank"
     for factor in _MEMORY_FACTORS:
-        device = deployment.device
         larger = with_overrides(device, memory_bytes=round(device.reported_memory_bytes * factor))
         yield replace(deployment, device=larger, engine=full), f"memory taken as {factor:g} times the GPU's"

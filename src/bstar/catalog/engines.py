@@ -21,8 +21,11 @@ from bstar.errors import NotInCatalogError, SpecError
 from bstar.specs.device import DeviceSpec
 from bstar.specs.engine import CudagraphMode
 
-ENGINES = ("vllm", "sglang", "trtllm")
-_SPELLINGS = {"tensorrtllm": "trtllm", "trtllmserve": "trtllm", "tensorrt": "trtllm", "trt": "trtllm", "sgl": "sglang"}
+ENGINES = ("vllm", "sglang", "trtllm", "llamacpp", "transformers")
+_SPELLINGS = {
+    "tensorrtllm": "trtllm", "trtllmserve": "trtllm", "tensorrt": "trtllm", "trt": "trtllm", "sgl": "sglang",
+    "llamaserver": "llamacpp", "ggml": "llamacpp", "hf": "transformers", "huggingface": "transformers",
+}  # fmt: skip
 # "nightly-5b8c30d", "main", "0.1.dev20073" (what a build without tags calls itself); not "0.21.0rc1.dev3".
 _DEVELOPMENT = re.compile(r"^(nightly|main|master|dev)\b|^0\.(0\.)?1\.dev")
 
@@ -203,7 +206,7 @@ def engine_defaults(
 
 
 def engine_name(text: str) -> str:
-    """Canonical engine name: "vllm", "sglang" or "trtllm". Raises NotInCatalogError."""
+    """Canonical engine name, one of ENGINES. Raises NotInCatalogError."""
     key = re.sub(r"[^a-z]", "", text.lower())
     name = _SPELLINGS.get(key, key)
     if name not in ENGINES:

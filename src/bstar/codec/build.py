@@ -228,6 +228,8 @@ def _parallel(
             raise SpecError("dp: give --dp or --attention-dp, not both: vLLM's --data-parallel-size of a MoE model "
                             "is data-parallel attention over shared experts")
         dp, attention_dp = 1, dp
+    if engine in ("llamacpp", "transformers") and tp * attention_dp * dp > 1:
+        raise SpecError(f"tp: {engine} holds layers on each GPU in turn; say --pp {tp * attention_dp * dp} instead")
     if engine == "trtllm" and attention_dp > 1 and tp > 1:
         raise SpecError("attention_dp: TensorRT-LLM's attention data parallelism (enable_attention_dp) is over all "
                         f"{tp * attention_dp} ranks; say --attention-dp {tp * attention_dp} --tp 1, or leave it out")

@@ -30,7 +30,9 @@ def format_command(deployment: Deployment, *, model: str | None = None) -> str:
     if comment is not None and model is None:
         checkpoint = _checkpoint_of(deployment.model.name, deployment.model.weight_dtype)
         name, comment = (checkpoint, None) if checkpoint is not None else (name, comment)
-    builders = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+    if deployment.engine.name == "transformers":
+        return f"# model.generate() of {name} on batches of {deployment.engine.max_num_seqs} prompts"
+    builders = {"llamacpp": _llamacpp, "vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
     words = builders[deployment.engine.name](deployment, name)
     if online is not None:
         words += ["--quantization", online]
@@ -75,6 +77,13 @@ def _quantization(deployment: Deployment) -> tuple[str | None, str | None]:
     if plain and deployment.engine.name == "sglang" and wanted == "fp8":
         method = "fp8"
     return (method, None) if method is not None else (None, f"needs a {wanted} checkpoint")
+
+
+def _llamacpp(d: Deployment, model: str) -> list[str]:
+    """A slot has its share of the context: -c is for all of them."""
+    engine = d.engine
+    return ["llama-server", "-hf", model, "-np", str(engine.max_num_seqs),
+            "-c", str(engine.max_num_seqs * engine.max_model_len), "-b", str(engine.max_num_batched_tokens)]
 
 
 def _vllm(d: Deployment, model: str) -> list[str]:

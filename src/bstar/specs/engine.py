@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from bstar.errors import SpecError
 
-EngineName = Literal["vllm", "sglang", "trtllm"]
+EngineName = Literal["vllm", "sglang", "trtllm", "llamacpp", "transformers"]
 CudagraphMode = Literal["full_and_piecewise", "full_decode_only", "piecewise", "none"]
 
 
