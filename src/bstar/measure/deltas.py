@@ -65,6 +65,8 @@ def take(payload: bytes, outcome: Outcome, now_s: float) -> None:
     elif usage is not None and type(usage) is dict:
         tokens = outcome.completion_tokens - max(before, 0)
         tokens = tokens if tokens > 0 else -1
+    elif kind == ROLE:
+        tokens = -1
     outcome.chunk_s.append(now_s)
     outcome.chunk_kind.append(kind)
     outcome.chunk_tokens.append(tokens)

@@ -15,7 +15,7 @@ class BodyOptions:
     """What every request asks for beside its prompt and its length; the probe leaves out what a server refuses.
 
     ignore_eos      go on after the end token, so that answers are as long as asked
-    min_tokens      the same wish in another word; both are sent where understood
+    min_tokens      the same wish in another word, for servers that refuse the first: it costs vLLM's sampler time
     include_usage   counts at the end of the stream
     continuous_usage   counts in every chunk
     return_token_ids   ids in every chunk
@@ -25,7 +25,7 @@ class BodyOptions:
     api: Api = "completions"
     model: str = ""
     ignore_eos: bool = True
-    min_tokens: bool = True
+    min_tokens: bool = False
     include_usage: bool = True
     continuous_usage: bool = False
     return_token_ids: bool = False

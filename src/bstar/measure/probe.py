@@ -175,6 +175,11 @@ class _Probe:
             outcome = self.ask(candidate, prompt)
             if not outcome.error:
                 kept, last = candidate, outcome
+            elif name == "ignore_eos" and not kept.min_tokens:
+                candidate = replace(kept, min_tokens=True)
+                outcome = self.ask(candidate, prompt)
+                if not outcome.error:
+                    kept, last = candidate, outcome
         return kept, last
 
 
@@ -219,8 +224,9 @@ def probe(
     """
     tester = _Probe(endpoint, addresses)
     notes: list[str] = []
-    if drawn and text.as_ids and options.api == "completions":
+    if drawn and (text.as_ids or text.tokenizer_file is not None):
         text = replace(text, vocabulary=vocabulary_of(facts, text))
+    if drawn and text.as_ids and options.api == "completions":
         last = text.vocabulary.last
         found = tester.accepted(options, Prompt(ids=[text.vocabulary.first, last, last - 1, last]))
         if found is not None:
@@ -239,7 +245,8 @@ def probe(
         per_word = max((many.tokens - few.tokens) / (many.words - few.words), 0.1)
         text = replace(text, tokens_per_word=per_word,
                        overhead_tokens=max(round(few.tokens - few.words * per_word), 0))  # fmt: skip
-        notes.append("prompts are words, of about as many tokens as asked; give --tokenizer for exact lengths")
+        if per_word != 1.0:
+            notes.append("prompts are words, of about as many tokens as asked; give --tokenizer for exact lengths")
     return _facts(facts, options, found, notes, overhead_tokens=text.overhead_tokens), found[0], text
 
 

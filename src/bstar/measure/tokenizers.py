@@ -1,14 +1,19 @@
-"""Text of exactly so many tokens: by the model's tokenizer, by the server's own, or by words where there is none."""
+"""Text of exactly so many tokens: by the model's tokenizer, or by words where there is none.
+
+The words are common ones: with the vocabularies of most models each of them, with the space before it, is one token.
+What they are with the model at hand, the probe finds out by the server's own count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from bstar.errors import ConfigError
 
 _ROUNDS = 12
+_MOST_PIECES, _FEWEST_PIECES = 4096, 64
 
 
 class Tokenizer(Protocol):
@@ -19,6 +24,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
+    def pieces(self, ids: Sequence[int]) -> list[int]: ...
 
 
 class LocalTokenizer:
@@ -39,6 +45,7 @@ class LocalTokenizer:
         except Exception as error:
             raise ConfigError(f"--tokenizer: {file} cannot be read: {str(error).splitlines()[0]}") from None
         self.name = f"tokenizer {file.parent.name or file.name}"
+        self._pool: list[int] = []
 
     @property
     def vocabulary_size(self) -> int:
@@ -50,35 +57,27 @@ class LocalTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(ids), skip_special_tokens=False))
 
+    def pieces(self, ids: Sequence[int]) -> list[int]:
+        """Tokens of plain text in place of `ids`, always the same for an id: bytes that are half a character, or
+        text that is another token when it is read again, would change the length."""
+        if not self._pool:
+            self._pool = self._stable()
+        return [self._pool[i % len(self._pool)] for i in ids]
 
-class ServerTokenizer:
-    """The server's own /tokenize and /detokenize; `ask(path, body)` posts JSON and returns the JSON answer."""
-
-    exact = True
-    name = "the server's /tokenize"
-
-    def __init__(self, ask: Callable[[str, dict[str, Any]], dict[str, Any]], *, model: str) -> None:
-        self._ask, self._model = ask, model
-
-    def encode(self, text: str) -> list[int]:
-        # vLLM reads prompt, llama.cpp content; each ignores the other.
-        body = {"model": self._model, "prompt": text, "content": text, "add_special_tokens": False}
-        found = self._ask("/tokenize", body)
-        tokens = found.get("tokens")
-        if not isinstance(tokens, list):
-            raise ConfigError("server: its /tokenize answers without tokens; give --tokenizer")
-        return [int(t) for t in tokens]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        found = self._ask("/detokenize", {"model": self._model, "tokens": list(ids)})
-        text = found.get("prompt", found.get("content"))
-        if not isinstance(text, str):
-            raise ConfigError("server: its /detokenize answers without text; give --tokenizer")
-        return text
+    def _stable(self) -> list[int]:
+        """Up to 4,096 ids spread over the vocabulary that are printable and read back as themselves."""
+        size = self.vocabulary_size
+        tried = range(0, size, max(size // _MOST_PIECES, 1))
+        texts = [self.decode([i]) for i in tried]
+        back = self._fast.encode_batch(texts, add_special_tokens=False)
+        same = [(i, t) for i, t, b in zip(tried, texts, back, strict=True)
+                if list(b.ids) == [i] and t.isprintable() and "\ufffd" not in t and t.strip()]  # fmt: skip
+        words = [i for i, t in same if t.startswith(" ") and t[1:].isalpha()]  # these do not merge with neighbours
+        return words if len(words) >= _FEWEST_PIECES else [i for i, _ in same] or list(tried)
 
 
 class WordTokenizer:
-    """No tokenizer: every id is a short word. How many tokens a word really is, the server's usage tells."""
+    """No tokenizer: every id is a common word of `tokens_per_word` tokens."""
 
     exact = False
     name = "words"
@@ -89,9 +88,12 @@ class WordTokenizer:
     def encode(self, text: str) -> list[int]:
         return [0] * round(len(text.split()) * self.tokens_per_word)
 
+    def pieces(self, ids: Sequence[int]) -> list[int]:
+        return list(ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         count = max(round(len(ids) / self.tokens_per_word), 1)
-        return " ".join(_WORDS[i % len(_WORDS)] for i in list(ids)[:count]) + " "
+        return "".join(" " + _WORDS[i % len(_WORDS)] for i in list(ids)[:count])
 
 
 _TEXT = (
@@ -106,24 +108,24 @@ _WORDS = tuple(_TEXT.split())
 
 
 def text_of_length(tokenizer: Tokenizer, ids: list[int], tokens: int) -> str:
-    """A text of about these ids that encodes to exactly `tokens` tokens, where the tokenizer allows it.
+    """A text made from `ids` that encodes to exactly `tokens` tokens, where the tokenizer allows it.
 
-    Decoding and encoding again merges tokens, so the ids are cut or lengthened until the count is right
-    (`tokens` tokens or, after a dozen rounds, the nearest below).
+    Neighbours may merge when the text is read again, so it is cut or lengthened until the count is right; after a
+    dozen rounds the nearest is taken.
     """
-    text = tokenizer.decode(ids)
+    pool = tokenizer.pieces(ids)
+    text = tokenizer.decode(pool)
     if not tokenizer.exact:
         return text
-    pool, best = list(ids), text
-    for _ in range(_ROUNDS):
+    nearest = (tokens + 1, text)
+    for turn in range(_ROUNDS):
         found = tokenizer.encode(text)
+        nearest = min(nearest, (abs(len(found) - tokens), text), key=lambda pair: pair[0])
         if len(found) == tokens:
-            return text
+            break
         if len(found) > tokens:
-            found = found[:tokens]
-            best = text = tokenizer.decode(found)
+            text = tokenizer.decode(found[:tokens])
         else:
-            best = text
-            missing = tokens - len(found)
-            text = tokenizer.decode(found + (pool * (missing // len(pool) + 1))[:missing])
-    return best
+            more = [pool[(turn + i) % len(pool)] for i in range(tokens - len(found))]
+            text = tokenizer.decode(found + more)
+    return nearest[1]

@@ -55,7 +55,7 @@ sending_options = apply(
     click.option("--stop-after", type=SECONDS, metavar="T", help="Send nothing later than that."),
     click.option("--tokenizer", metavar="FILE", help="tokenizer.json of the model, for exact texts (chat)."),
     click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True,
-                 help="Ask for answers of exactly the length of the load (also sends min_tokens)."),
+                 help="Ask for answers of exactly the length of the load."),
     click.option("--temperature", type=float, default=0.0, show_default=True, metavar="F"),
     click.option("--extra-body", metavar="JSON", help="Merged into every request."),
     click.option("--continuous-usage", is_flag=True, help="Ask for running counts in every chunk (vLLM, SGLang)."),
@@ -113,7 +113,7 @@ def take_body(options: dict[str, Any]) -> BodyOptions:
             raise SpecError("--extra-body: is no JSON object")
     exact = options.pop("ignore_eos")
     return BodyOptions(
-        ignore_eos=exact, min_tokens=exact, temperature=options.pop("temperature"), extra=extra,
+        ignore_eos=exact, temperature=options.pop("temperature"), extra=extra,
         continuous_usage=options.pop("continuous_usage"), return_token_ids=options.pop("return_token_ids"),
     )  # fmt: skip
 
