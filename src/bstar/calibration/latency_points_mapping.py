@@ -19,6 +19,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from bstar.calibration.latency_points import LatencyPoint
@@ -217,23 +218,26 @@ def _attention_dp(reading: _Reading) -> int:
 
 def _longer(reading: _Reading, tokens: int) -> None:
     """A max_model_len beyond the config where the row's requests are longer than the model was made for."""
-    from bstar.codec.resolve import resolve_model
-
-    limit = resolve_model(_known_name(reading.point.model)).max_context_tokens
+    limit = _spec(_known_name(reading.point.model)).max_context_tokens
     if limit and tokens > limit:
         reading.settings.update(max_model_len=tokens, allow_long_max_model_len=True)
         reading.notes.append(f"requests of {tokens} tokens on a model of {limit}")
 
 
 def _is_moe(point: LatencyPoint) -> bool:
+    return _spec(_known_name(point.model)).is_moe
+
+
+def _model(reading: _Reading, models: Mapping[str, ModelSpec]) -> ModelSpec:
+    name = reading.point.model
+    return models.get(name) or _spec(_known_name(name))
+
+
+@lru_cache(maxsize=256)
+def _spec(name: str) -> ModelSpec:
     from bstar.codec.resolve import resolve_model
 
-    return resolve_model(_known_name(point.model)).is_moe
-
-
-def _model(reading: _Reading, models: Mapping[str, ModelSpec]) -> str | ModelSpec:
-    name = reading.point.model
-    return models.get(name) or _known_name(name)
+    return resolve_model(name)
 
 
 def _known_name(text: str) -> str:
