@@ -47,6 +47,7 @@ class Observation:
     """A load and what was measured under it.
 
     point          the row that it is of; its harness then says how the load was made
+    sent           the very requests, where they were recorded
     concurrency, rate_per_s   one of the two
     num_requests   None: 10 a client of a closed loop, of which the first 2 do not count
     start          "even": the clients of a closed loop begin spread over one request's time; "burst": all at once
@@ -65,6 +66,7 @@ class Observation:
     start: str = "even"
     measured_on: str = ""
     point: Point | None = None
+    sent: Traffic | None = None
 
     @property
     def load(self) -> tuple[str, float]:
@@ -75,6 +77,8 @@ class Observation:
 
     def traffic(self, seed: int = 0) -> Traffic:
         """The requests of a load that is no row of a file."""
+        if self.sent is not None:
+            return self.sent
         if self.concurrency is None:
             assert self.rate_per_s is not None
             count = self.num_requests or max(_FEWEST_REQUESTS * 4, 1)
@@ -102,20 +106,23 @@ class Observation:
 
 
 def observations(points: Any) -> tuple[Observation, ...]:
-    """What `bstar.calibrate` takes: a file of measured points, or mappings, Points and Observations.
+    """What `bstar.calibrate` takes: mappings, Points, Observations, files (`bstar.calibration.sources`), one or many.
 
     Raises SpecError or ConfigError naming the point, the key and the remedy.
     """
-    if isinstance(points, str | Path):
-        from bstar.calibration.points import read_points
-
-        return tuple(of_point(p) for p in read_points(points) if p.fault is None and (p.ttft_s or p.tpot_s))
-    if isinstance(points, Mapping | Point | Observation):
+    if isinstance(points, Mapping | Point | Observation | str | Path):
         points = (points,)
-    found = tuple(_one(one, number) for number, one in enumerate(points, 1))
+    found: list[Observation] = []
+    for number, one in enumerate(points, 1):
+        if isinstance(one, str | Path):
+            from bstar.calibration.sources import observations_in
+
+            found += observations_in(Path(one))
+        else:
+            found.append(_one(one, number))
     if not found:
         raise SpecError("points: none given; give 2 to 6 measured points of the deployment")
-    return found
+    return tuple(found)
 
 
 def of_point(point: Point) -> Observation:
@@ -164,10 +171,11 @@ def _one(value: Any, number: int) -> Observation:
     if not isinstance(value, Mapping):
         raise SpecError(f"points[{number}]: must be a mapping like {{'concurrency': 8, 'input_tokens': 1024, "
                         f"'output_tokens': 256, 'ttft_s': 0.08, 'tpot_s': 0.01}}, is {type(value).__name__}")
-    return _of_mapping(value, f"points[{number}]")
+    return of_mapping(value, f"points[{number}]")
 
 
-def _of_mapping(raw: Mapping[str, Any], where: str) -> Observation:
+def of_mapping(raw: Mapping[str, Any], where: str) -> Observation:
+    """The observation of a mapping; `where` names it in errors."""
     loads, figures = _sorted(raw, where)
     concurrency, rate = loads.get("concurrency"), loads.get("rate_per_s")
     if (concurrency is None) == (rate is None):

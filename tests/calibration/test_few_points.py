@@ -1,0 +1,200 @@
+"""Calibration from few points: what is planted is found, what the points do not say stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bstar
+from bstar.calibration.few_points import calibrate
+from bstar.calibration.observations import Observation, observations, predicted
+from bstar.calibration.points import read_rows
+from bstar.calibration.priors import knobs_for
+from bstar.calibration.profile import Profile, calibrated
+from bstar.errors import BstarError, InputError, SpecError
+from bstar.latency.constants import constant_specs
+from bstar.specs.calibration import Calibration
+from bstar.specs.deployment import Deployment
+
+DEPLOYMENT = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="vllm@0.19.0", max_num_seqs=256)
+LOAD: dict[str, Any] = {"input_tokens": "uniform:400-600", "output_tokens": "uniform:40-80", "start": "burst"}
+
+
+def measured(deployment: Deployment, concurrency: int, keys: tuple[str, ...] = ("ttft_s", "tpot_s")) -> dict[str, Any]:
+    """A point that `deployment` itself would give."""
+    load = LOAD | {"concurrency": concurrency, "id": f"c{concurrency}"}
+    (one,) = observations(load | {"e2e_s": 1.0})
+    found = predicted(deployment, one)
+    return load | {key: found[key] for key in keys}
+
+
+def planted(**values: float) -> Deployment:
+    return replace(DEPLOYMENT, calibration=Calibration(name="truth", values=tuple(
+        (name.replace("__", "."), value) for name, value in values.items())))  # fmt: skip
+
+
+def off(deployment: Deployment, point: dict[str, Any]) -> dict[str, float]:
+    (one,) = observations(point)
+    found = predicted(deployment, one)
+    return {m: found[m] / v - 1.0 for m, v in one.measured.items()}
+
+
+@cache
+def slow_server() -> tuple[Deployment, Profile]:
+    truth = planted(scale__gemm_memory=0.75, sequence_s=4e-5, request_s=0.08)
+    return truth, calibrate(DEPLOYMENT, [measured(truth, 2), measured(truth, 48)], name="slow")
+
+
+def test_two_points_predict_the_loads_between_them() -> None:
+    truth, profile = slow_server()
+    mine = calibrated(DEPLOYMENT, profile)
+    for clients in (8, 24):
+        point = measured(truth, clients)
+        fitted, found = off(DEPLOYMENT, point), off(mine, point)
+        assert abs(fitted["tpot_s"]) > 0.15
+        assert abs(found["tpot_s"]) < 0.03, clients
+        assert abs(found["ttft_s"]) < 0.10, clients
+
+
+def test_the_profile_says_what_it_did() -> None:
+    _, profile = slow_server()
+    assert [p.id for p in profile.points] == ["c2", "c48"]
+    for point in profile.points:
+        for metric, value in point.measured.items():
+            assert abs(point.after[metric] / value - 1) < 0.03
+            assert abs(point.after[metric] / value - 1) < abs(point.before[metric] / value - 1)
+    names = [c.name for c in profile.constants]
+    assert {"request_s", "scale.gemm_memory"} <= set(names)
+    specs = constant_specs()
+    for i, one in enumerate(profile.constants):
+        assert specs[one.name].low <= one.value <= specs[one.name].high
+        assert one.standard_error == pytest.approx(profile.covariance[i][i] ** 0.5)
+    assert max(abs(r) for r in profile.residuals("tpot_s")) < 0.03
+
+
+def test_what_is_fitted_already_moves_nothing() -> None:
+    profile = calibrate(DEPLOYMENT, [measured(DEPLOYMENT, 4), measured(DEPLOYMENT, 32)])
+    for one in profile.constants:
+        assert abs(one.value / one.prior - 1) < 0.01
+    assert abs(off(calibrated(DEPLOYMENT, profile), measured(DEPLOYMENT, 16))["tpot_s"]) < 0.005
+
+
+def test_calibrating_again_changes_nothing() -> None:
+    truth, profile = slow_server()
+    again = calibrate(calibrated(DEPLOYMENT, profile), [measured(truth, 2), measured(truth, 48)], name="slow")
+    assert again == profile  # it starts from the fitted constants, whatever the deployment carries
+
+
+def test_the_order_of_points_does_not_matter() -> None:
+    truth, profile = slow_server()
+    other = calibrate(DEPLOYMENT, [measured(truth, 48), measured(truth, 2)], name="slow")
+    assert {c.name: c.value for c in other.constants} == pytest.approx({c.name: c.value for c in profile.constants})
+
+
+def test_throughput_alone_says_as_much_as_latency() -> None:
+    truth, _ = slow_server()
+    keys = ("output_tokens_per_s",)
+    profile = calibrate(DEPLOYMENT, [measured(truth, 2, keys), measured(truth, 48, keys)])
+    found = off(calibrated(DEPLOYMENT, profile), measured(truth, 16, keys))
+    assert abs(found["output_tokens_per_s"]) < 0.05
+
+
+def test_one_point_is_enough_and_said_to_be_little() -> None:
+    truth, _ = slow_server()
+    profile = calibrate(DEPLOYMENT, measured(truth, 8))
+    assert any("one point" in note for note in profile.notes)
+    assert abs(off(calibrated(DEPLOYMENT, profile), measured(truth, 8))["tpot_s"]) < 0.03
+
+
+def test_what_no_constant_explains_is_said() -> None:
+    strange = [measured(DEPLOYMENT, 2) | {"ttft_s": 3.0}, measured(DEPLOYMENT, 48)]
+    profile = calibrate(DEPLOYMENT, strange)
+    assert any("ttft_s" in note or "request_s" in note for note in profile.notes)
+    for one in profile.constants:
+        spec = constant_specs()[one.name]
+        assert spec.low <= one.value <= spec.high
+
+
+def test_points_of_an_open_loop() -> None:
+    truth, _ = slow_server()
+    load = {k: v for k, v in LOAD.items() if k != "start"} | {"rate_per_s": 8.0, "num_requests": 80}
+    (one,) = observations(load | {"tpot_s": 1.0})
+    point = load | {k: predicted(truth, one)[k] for k in ("ttft_s", "tpot_s")}
+    profile = calibrate(DEPLOYMENT, [point, measured(truth, 2)])
+    assert abs(off(calibrated(DEPLOYMENT, profile), point)["tpot_s"]) < 0.03
+
+
+def test_rows_and_files_of_measured_points(tmp_path: Path) -> None:
+    header = "id,engine,engine_version,model,gpu,isl_tokens,osl_tokens,concurrency,ttft_ms,tpot_ms\n"
+    rows = "a,vllm,0.19.0,llama-3.1-8b,h100,512,64,2,60,8\nb,vllm,0.19.0,llama-3.1-8b,h100,512,64,32,150,11\n"
+    from_points = calibrate(DEPLOYMENT, read_rows(header + rows))
+    table = tmp_path / "points.csv"
+    table.write_text(header + rows + "c,vllm,0.19.0,llama-3.1-8b,h100,512,64,4,,\n")  # a row without figures
+    assert calibrate(DEPLOYMENT, table) == from_points
+    listed = tmp_path / "points.json"
+    listed.write_text(json.dumps({"points": [measured(DEPLOYMENT, 2), measured(DEPLOYMENT, 16)]}))
+    assert [o.id for o in observations(listed)] == ["c2", "c16"]
+    listed.write_text(json.dumps([measured(DEPLOYMENT, 2)]))
+    with pytest.raises(InputError):
+        observations(listed)
+
+
+@pytest.mark.parametrize(("point", "said"), [
+    ({}, "concurrency or rate_per_s"),
+    ({"concurrency": 4, "rate_per_s": 2, "input": 9, "output": 9, "tpot_ms": 8}, "one of the two"),
+    ({"concurrency": 4, "input": 9, "tpot_ms": 8}, "output_tokens"),
+    ({"concurrency": 4, "input": 9, "output": 9}, "nothing was measured"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 0}, "above 0"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpot_s": "fast"}, "above 0"),
+    ({"concurrency": 2.5, "input": 9, "output": 9, "tpot_s": 0.01}, "whole number"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpott_ms": 8}, "tpott_ms"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "start": "slowly"}, "even or burst"),
+])  # fmt: skip
+def test_a_point_that_is_none_is_one_line(point: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        calibrate(DEPLOYMENT, [point])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_points_and_too_many() -> None:
+    with pytest.raises(SpecError, match="none given"):
+        calibrate(DEPLOYMENT, [])
+    with pytest.raises(SpecError, match="more than"):
+        calibrate(DEPLOYMENT, [LOAD | {"concurrency": 1, "tpot_s": 0.01}] * 65)
+    with pytest.raises(BstarError):
+        calibrate(DEPLOYMENT, [3])
+
+
+def test_only_constants_that_are_felt_may_move() -> None:
+    names = {k.name for k in knobs_for(DEPLOYMENT)}
+    assert "scale.gemm_memory" in names
+    assert not any(n.startswith(("collective.", "scale.moe")) for n in names)  # one GPU, a dense model
+    wide = bstar.deployment(model="qwen3-30b-a3b", gpu="h100-sxm-80gb", tp=4)
+    found = {k.name for k in knobs_for(wide)}
+    assert {"scale.moe_memory", "collective.nvlink.latency_s"} <= found
+    assert not any(n.startswith("collective.network") for n in found)
+
+
+@pytest.mark.parametrize("knob", knobs_for(DEPLOYMENT), ids=lambda k: k.name)
+def test_a_knob_is_the_fitted_value_at_zero_and_stays_in_its_range(knob: Any) -> None:
+    spec = constant_specs()[knob.name]
+    assert knob.value(0.0) == pytest.approx(knob.fitted)
+    assert knob.time(0.0) == pytest.approx(0.0, abs=1e-12)
+    for u in (-50.0, -1.0, 1.0, 50.0):
+        assert spec.low <= knob.value(u) <= spec.high
+    assert knob.time(1.0) >= knob.time(0.0) >= knob.time(-1.0)  # time grows with u
+
+
+def test_an_observation_is_of_its_own_requests() -> None:
+    load = bstar.traffic.closed_loop(4, 300, 20, 24, seed=5)
+    (one,) = observations(LOAD | {"concurrency": 4, "tpot_s": 0.01})
+    recorded = replace(one, sent=load)
+    assert isinstance(recorded, Observation)
+    assert recorded.traffic() is load
+    assert predicted(DEPLOYMENT, recorded) != predicted(DEPLOYMENT, one)

@@ -1,0 +1,176 @@
+"""Profiles: strict files, and what they hold for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bstar
+from bstar.calibration.profile import (
+    Profile,
+    ProfileConstant,
+    ProfilePoint,
+    Scope,
+    calibrated,
+    holds_for,
+    profile_notes,
+    profile_schema,
+    read_profile,
+    write_profile,
+)
+from bstar.errors import ConfigError, InputError, SpecError
+from bstar.latency import decode_step_time
+from bstar.latency.constants import constants_for
+
+DEPLOYMENT = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="vllm@0.19.0")
+
+
+def a_profile(**changes: Any) -> Profile:
+    parts: dict[str, Any] = {
+        "name": "mine", "scope": Scope.of(DEPLOYMENT), "created_by": "bstar 0.1.0", "notes": ("a “note” \x7f",),
+        "constants": (
+            ProfileConstant(name="scale.gemm_memory", value=0.9, prior=1.0, standard_error=0.05),
+            ProfileConstant(name="step_s", value=5e-4, prior=3e-4, standard_error=1e-4),
+        ),
+        "covariance": ((0.0025, -1e-6), (-1e-6, 1e-8)),
+        "points": (ProfilePoint(
+            id="low", load="concurrency", load_value=4.0, input_tokens=512.0, output_tokens=128.0,
+            measured={"tpot_s": 0.008, "ttft_s": 0.05}, before={"tpot_s": 0.007, "ttft_s": 0.04},
+            after={"tpot_s": 0.0081, "ttft_s": 0.049}, measured_on="2026-11-30"),),
+    }  # fmt: skip
+    return Profile(**(parts | changes))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+def test_a_file_holds_the_profile(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"p{suffix}"
+    write_profile(a_profile(), path)
+    assert read_profile(path) == a_profile()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # nothing beside it
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        write_profile(a_profile(), tmp_path / "no" / "p.json")
+    with pytest.raises(ConfigError, match=r"\.json"):
+        write_profile(a_profile(), tmp_path / "p.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _broken() -> list[tuple[str, dict[str, Any], str]]:
+    def changed(**changes: Any) -> dict[str, Any]:
+        return json.loads(json.dumps(a_profile().to_dict())) | changes
+
+    plain = changed()
+    point, constant = plain["points"][0], plain["constants"][0]
+    return [
+        ("another format", changed(format="bstar-profile/9"), "format"),
+        ("an unknown key", changed(constnats=[]), "did you mean constants"),
+        ("no scope", {k: v for k, v in plain.items() if k != "scope"}, "scope"),
+        ("a scope without its GPU", changed(scope={"model": "a", "engine": "vllm"}), "gpu"),
+        ("an unknown key of the scope", changed(scope=plain["scope"] | {"tpp": 2}), "tpp"),
+        ("a degree of 0", changed(scope=plain["scope"] | {"tp": 0}), "at least 1"),
+        ("a text for a number", changed(constants=[constant | {"value": "0.9"}]), "value"),
+        ("a constant that is none", changed(constants=[constant | {"name": "magic"}], covariance=[]), "magic"),
+        ("an efficiency above what physics allows",
+         changed(constants=[constant | {"value": 7.0}], covariance=[]), "scale.gemm_memory"),
+        ("an unknown key of a point", changed(points=[point | {"tpot": 1}]), "tpot"),
+        ("a measured time below 0", changed(points=[point | {"measured": {"tpot_s": -1.0}}]), "more than 0"),
+        ("another load", changed(points=[point | {"load": "qps"}]), "rate_per_s"),
+        ("a covariance of another size", changed(covariance=[[1.0]]), "covariance"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "content", "said"), _broken(), ids=[one[0] for one in _broken()])
+def test_a_broken_file_is_one_line_that_says_where(
+    tmp_path: Path, what: str, content: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError) as caught:
+        read_profile(path)
+    assert said in str(caught.value), what
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        read_profile(tmp_path / "none.json")
+    path = tmp_path / "p.json"
+    path.write_text("[1, 2]")
+    with pytest.raises(ConfigError):
+        read_profile(path)
+
+
+def test_the_schema_names_every_key() -> None:
+    schema = profile_schema()
+    assert set(schema["properties"]) == set(a_profile().to_dict())
+    assert set(schema["properties"]["points"]["items"]["properties"]) == set(a_profile().to_dict()["points"][0])
+    published = Path(__file__).parents[2] / "docs" / "profile.schema.json"
+    assert json.loads(published.read_text()) == schema, "python tools/make_profile_schema.py"
+
+
+def test_a_calibrated_deployment_predicts_with_the_profile(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_profile(a_profile(), path)
+    mine = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="vllm@0.19.0", profile=path)
+    assert mine == calibrated(DEPLOYMENT, a_profile())
+    found = constants_for(mine)
+    assert found["scale.gemm_memory"] == 0.9
+    assert found["step_s"] == 5e-4
+    assert {n: v for n, v in found.items() if n not in ("scale.gemm_memory", "step_s")} == {
+        n: v for n, v in constants_for(DEPLOYMENT).items() if n not in ("scale.gemm_memory", "step_s")}
+    before, after = (decode_step_time(d, 8, 1024) for d in (DEPLOYMENT, mine))
+    assert after.expected_s > before.expected_s
+    assert after.floor_s == before.floor_s  # physics is not calibrated
+    assert after.provenance == "measured"
+
+
+@pytest.mark.parametrize("other", [
+    {"model": "llama-3.1-70b", "tp": 4}, {"gpu": "a100-sxm-80gb"}, {"engine": "sglang"},
+])  # fmt: skip
+def test_a_profile_is_refused_elsewhere(other: dict[str, Any]) -> None:
+    keywords = {"model": "llama-3.1-8b", "gpu": "h100-sxm-80gb", "engine": "vllm@0.19.0"} | other
+    elsewhere = bstar.deployment(**keywords)
+    assert not holds_for(a_profile(), elsewhere)
+    with pytest.raises(SpecError, match="profile mine: was measured with"):
+        calibrated(elsewhere, a_profile())
+    with pytest.raises(SpecError, match="profile mine"):
+        bstar.deployment(**keywords, profile=a_profile())
+
+
+def test_other_flags_are_noted() -> None:
+    assert profile_notes(DEPLOYMENT, a_profile()) == ()
+    wider = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="vllm@0.20.0", tp=2)
+    assert calibrated(wider, a_profile()).calibration is not None
+    (note,) = profile_notes(wider, a_profile())
+    assert "tp 1 (here 2)" in note
+    assert "engine_version 0.19.0 (here 0.20.0)" in note
+
+
+def test_what_a_deployment_carries() -> None:
+    two = replace(a_profile().points[0], id="high", load_value=64.0)
+    found = a_profile(points=(a_profile().points[0], two)).calibration
+    assert found.concurrency == (4.0, 64.0)
+    assert found.lengths == ((512.0, 128.0),)
+    assert found.num_points == 2
+    assert hash(found) == hash(replace(found))
+
+
+def test_plan_uses_it_where_it_holds() -> None:
+    load: dict[str, Any] = {"input_tokens": 1000, "output_tokens": 100, "rate_per_s": 5, "engine": "vllm@0.19.0"}
+    slow = a_profile(constants=(ProfileConstant(name="scale.gemm_memory", value=0.6, prior=1.0, standard_error=0.1),),
+                     covariance=())  # fmt: skip
+    gpus = ("h100-sxm-80gb", "a100-sxm-80gb")
+    fitted, mine = (bstar.plan("llama-3.1-8b", gpus, profile=p, **load) for p in (None, slow))
+
+    def tpot(found: Any, gpu: str) -> float:
+        return min(c.predicted.tpot_s.mean for c in found.candidates if c.deployment.device.id == gpu)
+
+    assert tpot(mine, gpus[0]) > 1.1 * tpot(fitted, gpus[0])
+    assert tpot(mine, gpus[1]) == pytest.approx(tpot(fitted, gpus[1]))
+    assert any("profile mine" in note for note in mine.notes)
