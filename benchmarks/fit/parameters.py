@@ -1,0 +1,109 @@
+"""What is fitted: which constants, where they may differ, how far they may move from their prior.
+
+A constant's value for an engine on a GPU generation is its prior there (kernels.toml, engines.toml) moved by the sum s of
+the terms that hold: for all, for the engine, for the generation, for both together. Times become prior + s, fractions
+of a peak or a bandwidth prior / (1 + s): seconds are linear in s. Each term is pulled to 0 by its `width`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bstar.latency.constants import Constants, constant_specs
+from bstar.units import US
+
+# Without a unit, but no fraction that divides a peak.
+_PLAIN = ("expert_skew", "graph_fraction")
+LEVELS = ("all", "engine", "generation", "both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A constant `name` that is fitted. widths: of its terms, by level."""
+
+    name: str
+    widths: dict[str, float]
+
+    @property
+    def is_fraction(self) -> bool:
+        """Fractions move by factors, all else by what it is measured in."""
+        return constant_specs()[self.name].unit == "1" and self.name not in _PLAIN
+
+    def moved(self, prior: float, by: float) -> float:
+        """The prior moved by the sum of its terms, within the range of the constant."""
+        spec = constant_specs()[self.name]
+        value = prior / max(1.0 + by, 0.1) if self.is_fraction else prior + by
+        return min(max(value, spec.low), spec.high)
+
+    def lowest(self, prior: float) -> float:
+        """The least shift that leaves the constant within its range."""
+        spec = constant_specs()[self.name]
+        return prior / spec.high - 1.0 if self.is_fraction else spec.low - prior
+
+
+def _time(name: str, **widths_us: float) -> Parameter:
+    return Parameter(name=name, widths={level: w * US for level, w in widths_us.items()})
+
+
+def _factor(name: str, **widths: float) -> Parameter:
+    return Parameter(name=name, widths=widths)
+
+
+# Chosen by what removing or adding each costs on held-out points (see the ablation in the report).
+PARAMETERS: tuple[Parameter, ...] = (
+    _time("step_s", all=150, both=75),
+    _time("sequence_s", all=6),
+    _time("moe_layer_s", all=10),
+    _time("eager_layer_s", engine=200, both=100),
+    _time("request_s", engine=10_000),
+    _time("collective.nvlink.latency_s", all=3),
+    _time("moe_gemm.fp8_block.t0_s", all=5),
+    _factor("collective.nvlink.bandwidth", all=0.15, generation=0.08),
+    _factor("scale.gemm_compute", all=0.12),
+    _factor("scale.moe_memory", all=0.12),
+    _factor("scale.kv_memory", all=0.12),
+    _factor("scale.prefill_compute", all=0.12),
+    _factor("elementwise.memory", all=0.12),
+    _factor("moe_gemm.fp8_block.compute", all=0.12),
+    _factor("moe_gemm.fp4.memory", generation=0.06),
+    _factor("gemm.fp8.memory", all=0.12, both=0.06),
+    Parameter(name="expert_skew", widths={"all": 0.5}),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One number that is fitted: the part of a parameter that holds at `where` of a level."""
+
+    parameter: Parameter
+    level: str
+    where: tuple[str, ...]
+
+    @property
+    def width(self) -> float:
+        return self.parameter.widths[self.level]
+
+    def holds(self, engine: str, generation: str) -> bool:
+        return self.where == place(self.level, engine, generation)
+
+
+def place(level: str, engine: str, generation: str) -> tuple[str, ...]:
+    """What terms of a level are told apart by."""
+    return {"all": (), "engine": (engine,), "generation": (generation,), "both": (engine, generation)}[level]
+
+
+def terms_of(parameters: tuple[Parameter, ...], cells: set[tuple[str, str]]) -> list[Term]:
+    """Every term that some cell (engine, generation) has."""
+    out: dict[tuple[str, str, tuple[str, ...]], Term] = {}
+    for parameter in parameters:
+        for level in LEVELS:
+            if level in parameter.widths:
+                for engine, generation in sorted(cells):
+                    where = place(level, engine, generation)
+                    out[parameter.name, level, where] = Term(parameter=parameter, level=level, where=where)
+    return list(out.values())
+
+
+def moved(base: Constants, parameters: tuple[Parameter, ...], shifts: dict[str, float]) -> Constants:
+    """`base` with each parameter moved by its shift."""
+    return base.replace({p.name: p.moved(base[p.name], shifts.get(p.name, 0.0)) for p in parameters})
