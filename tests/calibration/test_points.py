@@ -11,7 +11,9 @@ from bstar.calibration.bundled import LATENCY, SERVING, bundled_points, bundled_
 from bstar.calibration.points import Point, deployment_of, read_points, read_rows
 from bstar.errors import BstarError, ConfigError, NotInCatalogError, SpecError
 
-HEAD = "id,engine,engine_version,model,gpu,weight_dtype,isl_tokens,osl_tokens,concurrency,num_gpus,attention_tp,ttft_ms,tpot_ms"
+HEAD = ("id,engine,engine_version,model,gpu,weight_dtype,isl_tokens,osl_tokens,concurrency,num_gpus,attention_tp,"
+        "ttft_ms,tpot_ms")  # fmt: skip
+ROW = "a,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,bf16,1024,128,8.0,2.0,2.0,50,12.5"
 
 
 def rows(*lines: str, head: str = HEAD) -> list[Point]:
@@ -20,7 +22,7 @@ def rows(*lines: str, head: str = HEAD) -> list[Point]:
 
 def one(**changes: str) -> Point:
     """A row with some cells changed."""
-    cells = dict(zip(HEAD.split(","), "a,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,bf16,1024,128,8.0,2.0,2.0,50,12.5".split(","), strict=True))
+    cells = dict(zip(HEAD.split(","), ROW.split(","), strict=True))
     cells |= changes
     return rows(",".join(cells.values()), head=",".join(cells))[0]
 
@@ -43,7 +45,8 @@ def test_units_are_seconds_and_counts() -> None:
 
 
 def test_unknown_columns_are_ignored_and_optional_ones_may_be_missing() -> None:
-    found = rows("vllm,llama-3.1-8b,h100,512,64,4,blue", head="engine,model,gpu,isl_tokens,osl_tokens,concurrency,colour")
+    head = "engine,model,gpu,isl_tokens,osl_tokens,concurrency,colour"
+    found = rows("vllm,llama-3.1-8b,h100,512,64,4,blue", head=head)
     assert found[0].id == "line 2" and found[0].fault is None and found[0].tpot_s is None
 
 
@@ -52,7 +55,7 @@ def test_unknown_columns_are_ignored_and_optional_ones_may_be_missing() -> None:
     [
         ("concurrency", "many", "concurrency: 'many' is not a number"), ("concurrency", "", "concurrency: is empty"),
         ("concurrency", "-3", "concurrency: must be a whole number"), ("concurrency", "2.5", "whole number"),
-        ("isl_tokens", "inf", "isl_tokens: 'inf' is not a number"), ("osl_tokens", "0", "osl_tokens: must be a number of"),
+        ("isl_tokens", "inf", "isl_tokens: 'inf' is not a number"), ("osl_tokens", "0", "osl_tokens: must be a number"),
         ("tpot_ms", "-1", "tpot_ms: must not be negative"), ("attention_tp", "1e300", "attention_tp: must be a whole"),
     ],
 )  # fmt: skip
@@ -83,7 +86,7 @@ def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_may_be_zipped_and_have_a_mark_of_byte_order(tmp_path: Path) -> None:
-    text = "\ufeff" + HEAD + "\r\na,vllm,0.12.0,Qwen/Qwen3-32B,h100_sxm,bf16,1024,128,8.0,2.0,2.0,50,12.5\r\n\r\n"
+    text = "\ufeff" + HEAD + f"\r\n{ROW}\r\n\r\n"
     (tmp_path / "x.csv.gz").write_bytes(gzip.compress(text.encode()))
     found = read_points(tmp_path / "x.csv.gz")
     assert len(found) == 1 and found[0].id == "a"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Final
 
-import bstar
 from bstar.calibration.heldout import heldout_lines
 from bstar.calibration.peer import PEER_NAME
 from bstar.calibration.summary import (
@@ -33,6 +34,7 @@ _CAPTIONS: Final = {
 }
 _WORST: Final[tuple[tuple[Metric, int], ...]] = (("tpot", 25), ("ttft", 15))
 _FEWEST = 5
+_ID: Final = re.compile(r"\b[a-z]{2}\d{5}\b")
 
 
 def page_text(outcomes: Sequence[Outcome], *, images: Mapping[str, str], command: str) -> str:
@@ -42,7 +44,7 @@ def page_text(outcomes: Sequence[Outcome], *, images: Mapping[str, str], command
     date = datetime.now(UTC).date().isoformat()
     parts = [
         "# Validation\n",
-        f"Made on {date} by `{command}` with bstar {bstar.__version__}; do not edit.\n",
+        f"Made on {date} by `{command}` with bstar {version('bstar')}; do not edit.\n",
         f"{whole.rows:,} measured rows are replayed as their harness ran them, {_percent(whole.coverage_fraction)} are "
         f"answered, and {whole.counted:,} count in the errors: rows whose layout is uncertain, or whose label looks "
         "wrong, are predicted and left out of every figure. Errors are |predicted / measured − 1|; bias is its signed "
@@ -120,8 +122,9 @@ def _worst(outcomes: Sequence[Outcome]) -> list[str]:
 def _uncovered(outcomes: Sequence[Outcome]) -> list[str]:
     """Rows without an answer, rows that do not count, and what had to be assumed to answer."""
     silent = Counter(o.prediction.reason or "no figure" for o in outcomes if not o.answered)
-    left_out = Counter(o.point.label_note or o.point.layout_note or o.point.fault or "" for o in outcomes
-                       if not o.point.counts)
+    left_out = Counter(
+        _without_ids((o.point.label_note or o.point.layout_note or o.point.fault or "").split(";")[0])
+        for o in outcomes if not o.point.counts)
     notes = Counter(_kind_of_note(n) for o in outcomes for n in dict.fromkeys(map(_kind_of_note, o.prediction.notes)))
     return [
         "", *_list("Rows that are not answered", silent), *_list("Rows that do not count in the errors", left_out),
@@ -133,7 +136,11 @@ def _uncovered(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _kind_of_note(note: str) -> str:
     """A note without what differs from row to row."""
-    return note.split(":")[0].split(", because of")[0] if note.startswith(("layout", "memory", "max_num")) else note
+    return note.split(": ")[0].split(", because of")[0].split(" taken as ")[0]
+
+
+def _without_ids(text: str) -> str:
+    return _ID.sub("another row", text)
 
 
 def _list(title: str, counts: Counter[str], *, fewest: int = 1) -> list[str]:

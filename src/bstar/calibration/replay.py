@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from bstar.sim.stepwise import EngineRun
 from bstar.sim.ways import way_of
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
+
+if TYPE_CHECKING:
+    from bstar.calibration.profile import Profile
+    from bstar.latency.constants import Constants
 
 # Where the memory model says no and the row was measured: how much more memory to grant, the first that does.
 _MEMORY_FACTORS: Final = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -67,26 +71,30 @@ class Replayed:
     notes: tuple[str, ...] = ()
 
 
-def replay(point: Point, deployment: Deployment | None = None, constants: Any = None) -> Prediction:
+def replay(
+    point: Point, deployment: Deployment | None = None, constants: Constants | None = None,
+    profile: Profile | None = None,
+) -> Prediction:  # fmt: skip
     """The prediction for `point` on `deployment` (None: the one that its row names).
 
     constants   latency constants that replace the deployment's own
+    profile     a calibration; it is used where the row is of its model, GPU and engine
     Never raises a BstarError: what cannot be answered has a reason.
     """
     try:
         if point.fault is not None:
             return Prediction(reason=point.fault)
         if point.schema == "latency":
-            return _latency(point, deployment, constants)
+            return _latency(point, deployment, constants, profile)
         if point.is_disaggregated:
             return _disaggregated(point, constants)
-        found = deployment_of(point) if deployment is None else deployment
+        found = _calibrated(deployment_of(point) if deployment is None else deployment, profile)
         return predict(point, replayed(point, found, constants))
     except BstarError as error:
         return Prediction(reason=" ".join(str(error).split()))
 
 
-def replayed(point: Point, deployment: Deployment, constants: Any = None) -> Replayed:
+def replayed(point: Point, deployment: Deployment, constants: Constants | None = None) -> Replayed:
     """The point's load through `deployment`: every engine behind its endpoint gets its share of the clients.
 
     Raises InfeasibleError or SpecError where the deployment cannot serve it with any memory.
@@ -144,8 +152,17 @@ def _shares(point: Point, deployed: DeployedEngine) -> Iterator[EngineShare]:
             yield EngineShare(engines=count, load=load, run=run)
 
 
-def _deployed(deployment: Deployment, constants: Any) -> DeployedEngine:
+def _deployed(deployment: Deployment, constants: Constants | None) -> DeployedEngine:
     return deployed_engine(deployment) if constants is None else deployed_engine(deployment, constants)
+
+
+def _calibrated(deployment: Deployment, profile: Profile | None) -> Deployment:
+    """The deployment with the profile, where it is one that the profile holds for."""
+    from bstar.calibration.profile import Scope, calibrated
+
+    if profile is None or Scope.of(deployment).binding != profile.scope.binding:
+        return deployment
+    return calibrated(deployment, profile)
 
 
 def _with_room(deployment: Deployment) -> Iterator[tuple[Deployment, str]]:
@@ -159,7 +176,7 @@ def _with_room(deployment: Deployment) -> Iterator[tuple[Deployment, str]]:
         yield replace(deployment, device=larger, engine=full), f"memory taken as {factor:g} times the GPU's"
 
 
-def _disaggregated(point: Point, constants: Any) -> Prediction:
+def _disaggregated(point: Point, constants: Constants | None) -> Prediction:
     from bstar.calibration.disaggregated import ACCEPTANCE, disaggregated_replay
 
     found = disaggregated_replay(point, constants)
@@ -173,14 +190,16 @@ def _disaggregated(point: Point, constants: Any) -> Prediction:
                       notes=found.notes)
 
 
-def _latency(point: Point, deployment: Deployment | None, constants: Any) -> Prediction:
+def _latency(
+    point: Point, deployment: Deployment | None, constants: Constants | None, profile: Profile | None
+) -> Prediction:
     from bstar.calibration.latency_points import latency_point
     from bstar.calibration.latency_points_mapping import latency_deployment
     from bstar.calibration.latency_points_replay import replay_latency_point
 
     measured = latency_point(point.columns)
     mapped = latency_deployment(measured)
-    used = deployment or mapped.deployment
+    used = _calibrated(deployment or mapped.deployment, profile)
     found = replay_latency_point(measured, used, constants)
     regime = None
     if found.batch is not None and found.reason is None:

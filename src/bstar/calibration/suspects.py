@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
-from bstar.calibration.point import Point
+from bstar.calibration.point import Point, Pool
 from bstar.calibration.point_deployments import model_of
 from bstar.calibration.summary import METRICS, Metric, Outcome, kind_of
 from bstar.catalog.models.names import key_of
@@ -21,6 +21,8 @@ _STEP = 0.25
 # A measured TPOT within this factor of the floor has no room for an engine's overheads.
 _AT_FLOOR = 1.3
 _FEWEST = 4
+# Rows that took e times this longer than predicted waited for something that no model of the engine has.
+_STALL = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +56,29 @@ def worst_rows(outcomes: Sequence[Outcome], count: int, *, metric: Metric | None
 
 def label(point: Point) -> str:
     """What the row is about, in a few words."""
-    layout = f"{point.num_gpus or '?'}×{point.gpu.lower()}"
+    layout = f"{point.num_gpus or ''}×{point.gpu.lower()}".removeprefix("×")
+    if point.prefill is not None and point.decode is not None:
+        layout = f"{_pool(point.prefill)}+{_pool(point.decode)}×{point.gpu.lower()}"
     dtype = f" {point.weight_dtype}" if point.weight_dtype else ""
+    load = f"{point.columns.get('load_kind', '')} {point.columns.get('load_value', '')}"
     return (f"{point.engine.split(' ')[0].lower()} {key_of(point.model)}{dtype} {layout} {point.input_tokens:g}/"
-            f"{point.output_tokens:g} C={point.concurrency}")
+            f"{point.output_tokens:g} " + (load.strip() if point.schema == "latency" else f"C={point.concurrency}"))
+
+
+def _pool(pool: Pool) -> str:
+    """3·8: three workers of eight GPUs."""
+    return f"{pool.workers}·{pool.gpus}" if pool.workers else f"{pool.gpus}"
+
+
+_GROUPS: Final[tuple[tuple[str, Callable[[Point], Any]], ...]] = (
+    ("model, engine and GPU", lambda p: (p.group, kind_of(p))),
+    ("model and engine", lambda p: (p.group[1:], kind_of(p))),
+    ("engine and kind of load", lambda p: (p.group[1], kind_of(p), p.engine_version)),
+)
+
+
+def _percent(log: float) -> str:
+    return f"{math.expm1(log):+.0%}".replace("-", "−")
 
 
 class _Context:
@@ -66,11 +87,14 @@ class _Context:
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.repeats: Mapping[Any, list[Outcome]] = _grouped(outcomes, _same)
         self.curves: Mapping[Any, list[Outcome]] = _grouped(outcomes, _curve)
-        self.groups: Mapping[Any, list[Outcome]] = _grouped(outcomes, lambda p: (p.group, kind_of(p)))
+        # From the rows that are most alike to those that share engine and load alone.
+        self.groups: tuple[tuple[str, Callable[[Point], Any], Mapping[Any, list[Outcome]]], ...] = tuple(
+            (name, key, _grouped(outcomes, key)) for name, key in _GROUPS)
 
     def reason(self, outcome: Outcome, metric: Metric) -> str:
         """The first rule that applies."""
-        rules = (self._label, self._floor, self._repeated, self._out_of_line, self._queue, self._group, self._experts)
+        rules = (self._label, self._floor, self._repeated, self._out_of_line, self._queue, self._group, self._assumed,
+                 self._stall, self._experts)
         found = (rule(outcome, metric) for rule in rules)
         return next((reason for reason in found if reason), "no rule applies")
 
@@ -116,13 +140,23 @@ class _Context:
                 "and seats decide it, and the flags are not known")
 
     def _group(self, outcome: Outcome, metric: Metric) -> str | None:
-        logs = [_log(o, metric) for o in self.groups[outcome.point.group, kind_of(outcome.point)]]
-        known = [r for r in logs if r is not None]
         own = _log(outcome, metric)
-        if own is None or len(known) < _FEWEST or abs(median(known)) < 0.4 * abs(own):
+        for name, key, groups in self.groups:
+            known = [r for o in groups[key(outcome.point)] if (r := _log(o, metric)) is not None]
+            if own is not None and len(known) >= _FEWEST and own * median(known) >= 0.4 * own * own:
+                return f"all {len(known)} rows of this {name} are off by {_percent(median(known))} in the median"
+        return None
+
+    def _assumed(self, outcome: Outcome, _metric: Metric) -> str | None:
+        found = [n for n in outcome.prediction.notes if n.startswith(("layout", "memory", "engine", "weight dtype"))]
+        return f"assumed: {found[0]}" if found else None
+
+    def _stall(self, outcome: Outcome, metric: Metric) -> str | None:
+        own = _log(outcome, metric)
+        if own is None or own > -_STALL:
             return None
-        return (f"all {len(known)} rows of this model, engine and GPU are off by {math.expm1(median(known)):+.0%} in "
-                "the median: kernels of its own")
+        return ("far slower than this load explains: a stall (kernels compiled at first use, swapping), or another "
+                "load than its label's")
 
     def _experts(self, outcome: Outcome, _metric: Metric) -> str | None:
         try:

@@ -38,7 +38,7 @@ _AXES = "engine,gpu,model,dtype,regime"
     click.option("--points", type=click.Path(path_type=Path), metavar="FILE.csv",
                  help="Measured points (CSV, also gzipped); without it those that ship with bstar."),
     click.option("--profile", type=click.Path(path_type=Path), metavar="FILE",
-                 help="Predict with this calibration (bstar calibrate)."),
+                 help="Predict rows of its model, GPU and engine with this calibration (bstar calibrate)."),
     click.option("--by", "axes", default=_AXES, show_default=True, metavar="A,B,…",
                  help="Break errors down by kind, engine, gpu, model, dtype, regime (what binds), harness."),
     click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
@@ -60,9 +60,7 @@ def validate(
 
     wanted = _wanted(axes, AXES)
     taken = _sampled(_taken(points), sample)
-    if profile is not None:
-        raise SpecError("--profile: not supported yet")
-    outcomes = _outcomes(taken, jobs)
+    outcomes = _outcomes(taken, profile, jobs)
     if plots is not None:
         from bstar.interfaces.report.validation import draw
 
@@ -116,11 +114,13 @@ def _sampled(points: list[Point], count: int | None) -> list[Point]:
     return [points[i * len(points) // count] for i in range(count)]
 
 
-def _outcomes(points: list[Point], jobs: int | None) -> list[Outcome]:
+def _outcomes(points: list[Point], profile: Path | None, jobs: int | None) -> list[Outcome]:
+    from bstar.calibration.profile import read_profile
     from bstar.calibration.validation import validate as replayed
 
+    used = None if profile is None else read_profile(profile)
     with _progress() as report:
-        return replayed(points, jobs=jobs, progress=report)
+        return replayed(points, profile=used, jobs=jobs, progress=report)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from bstar.interfaces.report.rendering import render, write_whole
 _ENGINES: Final = ("vllm", "sglang", "trtllm")
 _TITLES: Final[dict[Metric, str]] = {"tpot": "TPOT", "ttft": "TTFT"}
 _SIDE: Final = 250
-_PNG_SCALE: Final = 1.5
+_PNG_SCALE: Final = 1.2
 _OTHER: Final = "static batches and other loads"
 
 
