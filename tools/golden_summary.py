@@ -88,7 +88,7 @@ def report(before: dict[str, Any], after: dict[str, Any]) -> str:
     lines = [f"predictions have moved: {rows} of {len(after['rows'])} rows of the sample", ""]
     for group, new in after["summary"].items():
         old = before["summary"].get(group, {})
-        cells = [f"{name} {_percent(old.get(name))} → {_percent(value)}" for name, value in new.items()
+        cells = [f"{name} {_shown(name, old.get(name))} → {_shown(name, value)}" for name, value in new.items()
                  if old.get(name) != value]
         lines += [f"  {group}: " + ", ".join(cells)] if cells else []
     lines += ["", *(f"  {row}  {what}" for _, row, what in changes[:_SHOWN])]
@@ -96,8 +96,10 @@ def report(before: dict[str, Any], after: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "on purpose? python tools/golden_summary.py --update, and a line in CHANGELOG.md"])
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if name.endswith("ratio") else f"{value:.1%}"
 
 
 def main() -> int:

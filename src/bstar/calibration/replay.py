@@ -158,9 +158,9 @@ def _deployed(deployment: Deployment, constants: Constants | None) -> DeployedEn
 
 def _calibrated(deployment: Deployment, profile: Profile | None) -> Deployment:
     """The deployment with the profile, where it is one that the profile holds for."""
-    from bstar.calibration.profile import Scope, calibrated
+    from bstar.calibration.profile import calibrated, holds_for
 
-    if profile is None or Scope.of(deployment).binding != profile.scope.binding:
+    if profile is None or not holds_for(profile, deployment):
         return deployment
     return calibrated(deployment, profile)
 
