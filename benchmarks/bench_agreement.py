@@ -1,12 +1,12 @@
 """`bstar bench` beside `vllm bench serve`: the same server, the same load, in turns; ratios within each pair.
 
-    python benchmarks/bench_agreement.py --url http://127.0.0.1:8000 --model-dir DIR [--vllm VENV] [--pairs 5] [--api chat]
+    python benchmarks/bench_agreement.py --url http://127.0.0.1:8000 --model-dir DIR --vllm VENV [--pairs 5 --api chat]
 
 The server is real vLLM (see tests/vllm/make_tiny_model.py for a model). Bars, on the median of the ratios: output
 throughput, mean TPOT and mean ITL within 5 %, mean TTFT within 10 %; p99s by overlapping intervals over the pairs.
 
 Where definitions differ (docs/bench.md): with chat, vLLM's client takes the role-only chunk, which the server sends
-together with the first token, for a token: a gap of nearly 0 more a request. So ITL is compared times (n - 1) / n there.
+together with the first token, for a token: a gap of nearly 0 more a request. So its ITL counts times n / (n - 1) there.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def main() -> None:
 def report(pairs: list[tuple[dict[str, float], dict[str, float]]], options: argparse.Namespace) -> int:
     """Print the table; 1 where a bar is missed."""
     load = f"{options.rate}/s" if options.rate else f"{options.concurrency} clients"
-    print(f"{len(pairs)} pairs, {options.api}, {load}, {options.input} in / {options.output} out, {options.requests} requests")
+    print(f"{len(pairs)} pairs, {options.api}, {load}, {options.input} in / {options.output} out, "
+          f"{options.requests} requests")
     print(f"{'':<14}{'bstar':>12}{'vllm bench':>12}{'median ratio':>14}{'ratios':>34}")
     missed = 0
     for name in (*BARS, *TAILS):

@@ -56,7 +56,8 @@ class Carried:
     def line(self, name: str) -> str:
         return (f"{name:<12}{self.rate:>6.0f} requests/s {self.rate * CHUNKS * GAP_S:>7,.0f} streams "
                 f"{self.rate * CHUNKS / self.stretch:>8,.0f} chunks/s   TTFT p99 {self.ttft_p99_s * 1e3:>7.1f} ms   "
-                f"gap off p99 {self.gap_off_p99_s * 1e3:>7.1f} ms   dispatch p99 {self.dispatch_p99_s * 1e3:>6.2f} ms   "
+                f"gap off p99 {self.gap_off_p99_s * 1e3:>7.1f} ms   "
+                f"dispatch p99 {self.dispatch_p99_s * 1e3:>6.2f} ms   "
                 f"{self.cpu:>4.0%} of a core   {'carried' if self.good else '-'}")  # fmt: skip
 
 

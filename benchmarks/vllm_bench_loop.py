@@ -1,6 +1,6 @@
 """`vllm bench serve` again and again in one process, so that its imports are paid once. Runs in vLLM's environment.
 
-    VLLM_VENV/bin/python benchmarks/vllm_bench_loop.py      a JSON list of arguments a line in, "@@" and its result a line out
+    VENV/bin/python benchmarks/vllm_bench_loop.py      in: a JSON list of arguments a line; out: "@@" and its result
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class FakeServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop)
+        if self._thread.is_alive() and not self._over.is_set():
+            self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(10)
 
     def _stop(self) -> None:

@@ -104,11 +104,10 @@ class RunFolder:
             for name, columns in observation.tables.items():
                 self.parquet(name, columns)
         self.json("summary.json", {**summary, "write_error": self.error or None})
-        with contextlib.suppress(OSError):
-            if self._journal is not None:
-                self._journal.close()
         if self._journal is not None:
-            self._file.close()
+            for end in (self._journal.close, self._file.close):
+                with contextlib.suppress(OSError):  # its last bytes: all of it is in requests.parquet, or noted
+                    end()
         if self.error:
             return self.path
         try:

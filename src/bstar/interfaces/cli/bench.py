@@ -36,6 +36,7 @@ from bstar.units import format_seconds
 
 if TYPE_CHECKING:
     from bstar.measure.fleet import Progress
+    from bstar.measure.repeats import Precision
     from bstar.measure.result import BenchRun
     from bstar.measure.run import Prepared, RunOptions
 
@@ -67,7 +68,7 @@ def bench(as_json: bool, **options: Any) -> None:
         stop_after_s=options.pop("stop_after"), content_salt=options.pop("content_salt"),
         max_error_fraction=options.pop("max_error_fraction"),
     )  # fmt: skip
-    plan, wanted = options.pop("sweep"), (options.pop("runs"), options.pop("until"), options.pop("max_runs"))
+    again, plan = _take_runs(options), options.pop("sweep")
     out = fresh_out(options)
     dataset = take_dataset(options, text)
     axis = None
@@ -89,7 +90,7 @@ def bench(as_json: bool, **options: Any) -> None:
 
         code = run_sweep(server, loads, how, plan, slo, out, as_json, one_run)
     else:
-        code = _run(server, loads, how, wanted, out, as_json)
+        code = _run(server, loads, how, again, out, as_json)
     click.get_current_context().exit(code)
 
 
@@ -101,26 +102,35 @@ def one_run(server: Prepared, traffic: Any, how: RunOptions, out: Path | None, w
         return measure(server, traffic, replace(how, on_progress=report), out=out)
 
 
-def _run(server: Prepared, loads: LoadMaker, how: RunOptions, wanted: tuple[int, str | None, int],
+def _take_runs(options: dict[str, Any]) -> tuple[int, Precision | None]:
+    """How often the load is measured, and until what is known how well."""
+    from bstar.measure.repeats import parse_precision
+
+    runs, until, most = options.pop("runs"), options.pop("until"), options.pop("max_runs")
+    if options.get("sweep") is not None and (runs > 1 or until is not None):
+        raise SpecError("--sweep: measures each load once; leave --runs and --until out")
+    return runs, None if until is None else parse_precision(until, most_runs=most)
+
+
+def _run(server: Prepared, loads: LoadMaker, how: RunOptions, again: tuple[int, Precision | None],
          out: Path | None, as_json: bool) -> int:
     from bstar.interfaces.cli.bench_show import show_repeated, show_run
-    from bstar.measure.repeats import parse_precision, repeat
+    from bstar.measure.repeats import repeat
 
-    runs, until, most = wanted
-    if runs == 1 and until is None:
+    runs, precision = again
+    if runs == 1 and precision is None:
         run = one_run(server, loads.at(), how, out, "requests")
         if as_json:
             output.print_json(run.to_dict() | {"folder": _place(run, out)})
         else:
             show_run(server, run, _place(run, out))
         return run.exit_code
-    precision = None if until is None else parse_precision(until, most_runs=most)
 
-    def again(number: int) -> BenchRun:
+    def once(number: int) -> BenchRun:
         place = None if out is None else out / f"run-{number + 1:02d}"
         return one_run(server, loads.at(seed=number), how, place, f"run {number + 1}")
 
-    found = repeat(again, runs=runs, precision=precision)
+    found = repeat(once, runs=runs, precision=precision)
     sheet = {"schema": "bstar.bench-repeated/1", **found.to_dict(),
              "runs": [{"folder": None if out is None else f"run-{i + 1:02d}", **run.to_dict()}
                       for i, run in enumerate(found.runs)]}  # fmt: skip

@@ -139,6 +139,8 @@ def take_dataset(options: dict[str, Any], text: TextSource) -> Dataset | None:
     path = options.pop("dataset")
     if path is None:
         return None
+    if any(options.get(key) is not None for key in ("input_lengths", "trace", "turns")):
+        raise SpecError("--dataset: the prompts come from the file; leave --input, --trace and --turns out")
     from bstar.measure.datasets import read_dataset
     from bstar.measure.tokenizers import LocalTokenizer
 
@@ -153,8 +155,6 @@ class LoadMaker:
         self.turns = options.pop("turns")
         self._asked_output = options.get("output_lengths")
         if dataset is not None:
-            if options.get("input_lengths") is not None or options.get("trace") is not None or self.turns is not None:
-                raise SpecError("--dataset: the prompts come from the file; leave --input, --trace and --turns out")
             options["input_lengths"], options["output_lengths"] = "1", "1"
         if self.turns is not None and options.get("trace") is not None:
             raise SpecError("--turns: a trace has its own requests; leave --turns out")

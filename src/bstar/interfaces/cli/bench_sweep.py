@@ -67,9 +67,19 @@ def sheet_of(plan: SweepPlan, points: list[Point], target: float | None) -> dict
     """The points so far as JSON."""
     return {
         "schema": "bstar.bench-sweep/1", "axis": plan.axis, "target_fraction": target,
-        "points": [{"load": p.load, "valid": p.valid, "interrupted": p.interrupted,
-                    "steady_output_tokens_per_s": p.throughput_per_s, "folder": f"{plan.axis}-{p.load:g}",
-                    **p.detail.to_dict()} for p in sorted(points, key=lambda p: p.load)],
+        "points": [_point(plan, p) for p in sorted(points, key=lambda p: p.load)],
+    }
+
+
+def _point(plan: SweepPlan, point: Point) -> dict[str, Any]:
+    """A point: its figures, and under `run` the whole summary."""
+    summary = point.detail.summary
+    return {
+        "load": point.load, "valid": point.valid, "interrupted": point.interrupted,
+        "output_tokens_per_s": point.throughput_per_s, "requests_per_s": summary.requests_per_s,
+        "goodput_requests_per_s": point.goodput_per_s, "slo_attainment_fraction": point.attainment_fraction,
+        **{name: getattr(summary, name).to_dict() for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
+        "folder": f"{plan.axis}-{point.load:g}", "run": point.detail.to_dict(),
     }  # fmt: skip
 
 

@@ -1,0 +1,322 @@
+"""Runs against a good server: loads are sent as they are, figures are what happened, folders hold all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from importlib import resources
+
+import numpy as np
+import pytest
+from fake_server import FakeServer, choice, good, usage
+
+import bstar
+from bstar.errors import SpecError
+from bstar.measure import (
+    BodyOptions,
+    Counters,
+    Observation,
+    RunOptions,
+    Window,
+    bench,
+    parse_endpoint,
+    prepare,
+    read_run,
+)
+from bstar.measure.contents import Contents, Vocabulary, expected_cached_fraction
+from bstar.measure.health import judge
+from bstar.measure.job import Job, owners, split
+from bstar.measure.repeats import parse_precision, repeat
+from bstar.specs.slo import parse_slo
+from bstar.traffic import closed_loop, constant, poisson, prefix_groups, sessions
+
+
+def run(traffic, behave=good, *, api="completions", check=False, out=None, body=None, **options):
+    with FakeServer(behave) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake", api=api), check=check, body=body)
+        found = bench(ready, traffic, RunOptions(**({"workers": 0} | options)), out=out)
+    return found, server
+
+
+async def timed(answer, body):
+    await good(answer, body, first_s=0.03, gap_s=0.02)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_open_loop_requests_go_out_when_the_load_says(workers, tmp_path):
+    """No request early, none held back by a slow answer, and the same on two processes with one clock."""
+    load = poisson(60, 10, 4, 60, seed=3)
+    found, _ = run(load, timed, workers=workers, out=tmp_path / "run")
+    table = found.table
+    assert table.index.tolist() == list(range(60))
+    assert np.allclose(table.intended_s, load.arrival_s, atol=1e-6)
+    assert (table.sent_s >= table.intended_s).all()
+    assert found.health.dispatch_delay_s.p50 < 0.05
+    assert (table.first_token_s - table.sent_s >= 0.03).all()
+    assert found.summary.tpot_s.min >= 0.019
+    assert found.summary.output_tokens == 240
+    assert len({c["round_trips"] for c in found.clocks}) == 1
+    assert all(abs(c["offset_s"]) < 0.01 for c in found.clocks)
+
+
+def test_closed_loop_clients_send_one_at_a_time_in_the_order_of_the_load():
+    load = closed_loop(3, 10, 3, 20, think_s=0.01)
+    found, _ = run(load, timed)
+    table = found.table
+    for moment in table.sent_s:
+        assert ((table.sent_s <= moment) & (table.end_s > moment)).sum() <= 3
+    assert (np.argsort(table.sent_s, kind="stable") == table.index).all()
+    nth = np.sort(table.end_s)[: len(table) - 3] + 0.01
+    assert np.allclose(np.sort(table.intended_s[3:]), nth, atol=0.005)
+
+
+def test_turns_wait_for_their_parents_and_carry_the_conversation():
+    load = sessions(rate_per_s=20, turns=3, input_tokens=10, output_tokens=4, num_sessions=4, think_s=0.02)
+    found, server = run(load, api="chat", check=True)
+    table = found.table
+    child = np.flatnonzero(load.parent >= 0)
+    assert (table.sent_s[child] >= table.end_s[load.parent[child]] + 0.019).all()
+    last = [b for b in server.bodies if len(b["messages"]) == 5]
+    assert len(last) == 4
+    assert [m["role"] for m in last[0]["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    assert last[0]["messages"][1]["content"] == " a a a a"
+    before = next(b for b in server.bodies if b["messages"] == last[0]["messages"][:3])
+    assert before["max_tokens"] == 4
+
+
+def test_a_conversation_in_token_ids_begins_with_its_parents_prompt_and_answer():
+    async def with_ids(answer, body):
+        await answer.head()
+        await answer.event(choice("a", token_ids=[7, 8]))
+        await answer.event(choice("b", "length", token_ids=[9]))
+        await answer.event(usage(len(body["prompt"]), 3))
+        await answer.event("[DONE]")
+        await answer.end()
+
+    load = sessions(rate_per_s=50, turns=2, input_tokens=10, output_tokens=3, num_sessions=1, think_s=0.0)
+    found, server = run(load, with_ids, body=BodyOptions(return_token_ids=True))
+    first, second = (b["prompt"] for b in server.bodies)
+    assert second[:13] == [*first, 7, 8, 9]
+    assert len(second) == 23
+    assert found.table.output_tokens.tolist() == [3, 3]
+
+
+def test_a_cap_on_requests_in_flight_shows_coordinated_omission():
+    """Two in flight of a load that needs six: users wait in the client, and only the intended moment tells."""
+    async def slow(answer, body):
+        await good(answer, body, first_s=0.1)
+
+    found, _ = run(constant(60, 10, 2, 60), slow, max_in_flight=2)
+    table = found.table
+    assert (table.allowed_s - table.intended_s).max() > 0.5
+    assert found.summary.ttft_s.p99 < 0.4
+    assert found.from_intended.ttft_s.p99 > 1.0
+    assert any("coordinated omission" in note for note in found.verdict.notes)
+    assert not any("sent" in reason for reason in found.health.limited)
+
+
+def test_the_window_leaves_out_the_start_and_the_end():
+    found, _ = run(constant(50, 10, 2, 50), window=Window(warmup_s=0.2, cooldown_s=0.3))
+    kept = found.measured
+    assert kept.intended_s.min() >= 0.2
+    assert kept.intended_s.max() <= 1.0 - 0.3 + 1e-6
+    assert found.to_dict()["num_outside_window"] == 50 - len(kept)
+    warm, _ = run(closed_loop(2, 10, 2, 20, warmup_requests=5))
+    assert warm.measured.index.tolist() == list(range(5, 20))
+
+
+def test_the_load_stops_after_a_while():
+    found, _ = run(closed_loop(2, 10, 2, 10_000), timed, stop_after_s=0.5)
+    assert found.table.sent_s.max() <= 0.6
+    assert found.to_dict()["num_not_sent"] == 10_000 - len(found.table)
+    assert found.table.succeeded.all()
+
+
+def test_the_folder_holds_everything_and_its_summary_fits_the_schema(tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    slo = parse_slo("ttft=1s,tpot=1s")
+    load = poisson(100, 10, 4, 30, prefix=prefix_groups(4, 2))
+    found, _ = run(load, out=tmp_path / "run", slo=slo)
+    kept = read_run(tmp_path / "run")
+    assert kept.traffic.fingerprint() == load.fingerprint() == kept.summary["load"]["fingerprint"]
+    for name in ("index", "sent_s", "first_token_s", "last_token_s", "output_tokens", "chunk_s", "chunk_tokens",
+                 "error", "token_source"):
+        assert np.array_equal(getattr(kept.table, name), getattr(found.table, name)), name
+    assert kept.measured.all()
+    assert kept.table.take(kept.measured).gaps().count == found.gaps.count == 90
+    assert kept.summary["itl_s"]["mean"] == pytest.approx(found.summary.itl_s.mean)
+    assert kept.environment["server"]["model"] == "fake"
+    schema = json.loads((resources.files("bstar.measure") / "data" / "summary.schema.json").read_text())
+    jsonschema.validate(kept.summary, schema)
+    assert set(schema["required"]) == set(kept.summary)
+    assert sorted(f.name for f in (tmp_path / "run").iterdir()) == [
+        "config.json", "environment.json", "requests.parquet", "series.parquet", "summary.json", "traffic.parquet"]
+
+
+def test_the_same_traffic_drives_simulator_and_client(tmp_path):
+    load = poisson(100, 10, 4, 30)
+    deployment = bstar.deployment(model="llama-3.1-8b", gpu="h100")
+    simulated = bstar.simulate(deployment, load)
+    found, _ = run(load)
+    assert (simulated.input_tokens == found.table.asked_input_tokens).all()
+    assert set(simulated.summary.to_dict()) <= set(found.to_dict())
+
+
+def test_observers_and_counters_are_asked_around_the_load(tmp_path):
+    class Watch:
+        def start(self, origin_s):
+            self.origin_s = origin_s
+
+        def stop(self):
+            return Observation(name="watched", summary={"seen": 3}, tables={"watched": {"time_s": [0.0, 1.0]}})
+
+    class Reader:
+        def __init__(self):
+            self.asked = 0
+
+        def read(self):
+            self.asked += 1
+            return Counters(prefix_hit_tokens=270.0 * (self.asked - 1), prefix_query_tokens=300.0 * (self.asked - 1))
+
+    found, _ = run(poisson(100, 10, 2, 30), observers=(Watch(),), counters=Reader(), out=tmp_path / "run")
+    assert found.to_dict()["watched"] == {"seen": 3}
+    assert (tmp_path / "run" / "watched.parquet").is_file()
+    assert found.prefix_hit_fraction == 0.9
+    assert any("prefix cache was warm: 90%" in note for note in found.verdict.notes)
+
+
+def test_prompts_are_new_in_every_run_unless_the_salt_is_given():
+    load = poisson(200, 20, 2, 5, seed=1)
+    prompts = []
+    for salt in (None, None, "x", "x"):
+        _, server = run(load, content_salt=salt)
+        prompts.append(sorted(tuple(b["prompt"]) for b in server.bodies))
+    assert prompts[0] != prompts[1]
+    assert prompts[2] == prompts[3]
+
+
+def test_prompts_share_exactly_what_the_load_shares():
+    load = poisson(10, 40, 4, 30, prefix=prefix_groups(16, 3, fraction=0.7), seed=5)
+    contents = Contents(load, Vocabulary(first=10, last=30_000), salt="s")
+    ids = [contents.ids(r) for r in range(30)]
+    assert all(i.size == 40 for i in ids)
+    for a in range(30):
+        for b in range(a):
+            same = load.prefix_group[a] >= 0 and load.prefix_group[a] == load.prefix_group[b]
+            assert np.array_equal(ids[a][:16], ids[b][:16]) == same
+            assert not np.array_equal(ids[a][16:32], ids[b][16:32])
+    groups = load.prefix_group[load.prefix_group >= 0]
+    repeats = groups.size - np.unique(groups).size
+    assert expected_cached_fraction(load) == pytest.approx(16 * repeats / (40 * 30))
+
+
+def test_a_trace_with_block_hashes_repeats_its_blocks(tmp_path):
+    rows = [{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2]},
+            {"timestamp": 10, "input_length": 700, "output_length": 5, "hash_ids": [1, 3]}]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(json.dumps(r) for r in rows))
+    load = bstar.traffic.from_trace(file)
+    contents = Contents(load, Vocabulary(first=10, last=30_000), salt="s")
+    a, b = contents.ids(0), contents.ids(1)
+    assert (a.size, b.size) == (1000, 700)
+    assert np.array_equal(a[:512], b[:512])
+    assert not np.array_equal(a[512:700], b[512:])
+
+
+def test_work_is_shared_out_whole():
+    load = sessions(rate_per_s=10, turns=3, input_tokens=10, output_tokens=4, num_sessions=10)
+    owner = owners(load, 3)
+    child = np.flatnonzero(load.parent >= 0)
+    assert (owner[child] == owner[load.parent[child]]).all()
+    job = Job(endpoint=parse_endpoint("http://x"), addresses=(("x", 1),), body=BodyOptions(), traffic=load,
+              share=np.arange(load.num_requests), max_in_flight=7)
+    parts = split(job, 3)
+    assert sorted(np.concatenate([p.share for p in parts]).tolist()) == list(range(load.num_requests))
+    assert sum(p.max_in_flight for p in parts) == 7
+    assert len(split(Job(endpoint=job.endpoint, addresses=job.addresses, body=job.body,
+                         traffic=closed_loop(2, 8, 2, 20), share=np.arange(20)), 8)) == 2
+
+
+def test_a_load_that_the_server_cannot_take_is_refused():
+    models = {"data": [{"id": "fake", "owned_by": "vllm", "max_model_len": 100}]}
+    with FakeServer(good, models=models) as server:
+        ready = prepare(parse_endpoint(server.url))
+        with pytest.raises(SpecError, match="at most 100"):
+            bench(ready, poisson(100, 90, 20, 3))
+
+
+def test_a_late_client_is_no_server():
+    quick, slow = np.full(1000, 0.001), np.full(1000, 0.3)
+    fine = judge(quick, [quick], [np.full(9, 0.5)], latency_s=0.05, gap_s=0.02)
+    assert not fine.client_limited
+    assert not fine.strained
+    late = judge(slow, [quick], [np.full(9, 0.5)], latency_s=0.05, gap_s=0.02)
+    assert "sent" in late.limited[0]
+    strained = judge(np.full(1000, 0.008), [quick], [np.full(9, 0.5)], latency_s=0.05, gap_s=0.02)
+    assert strained.strained
+    assert not strained.client_limited
+    busy = judge(quick, [quick, quick], [np.full(9, 0.2), np.full(9, 0.99)], latency_s=0.05, gap_s=0.02)
+    assert "--workers" in busy.limited[0]
+    assert judge(quick, [], [], latency_s=0.05, gap_s=None, sent_fraction=0.5).client_limited
+    assert judge(slow, [slow], [], latency_s=60.0, gap_s=0.5).limited == ()
+
+
+def test_a_client_that_is_held_up_refuses_its_own_run(monkeypatch):
+    """The event loop is blocked for 0.2 s again and again: what it measures is not the server."""
+    import time
+
+    from bstar.measure.driver import Driver
+
+    whole = Driver._flush_later
+
+    def blocks(self):
+        time.sleep(0.2)
+        whole(self)
+        self._arm("flush", 0.1, self._flush_later)
+
+    monkeypatch.setattr(Driver, "_flush_later", blocks)
+    found, _ = run(poisson(100, 10, 2, 60))
+    assert found.health.client_limited
+    assert found.exit_code == 1
+
+
+def test_repeated_until_the_figure_is_known():
+    runs = []
+
+    def again(number):
+        found, _ = run(poisson(100, 10, 3, 12, seed=number), timed)
+        runs.append(found)
+        return found
+
+    result = repeat(again, precision=parse_precision("tpot_s=20%", most_runs=6))
+    assert result.reached
+    assert 3 <= len(result.runs) <= 6
+    assert result.interval.mean == pytest.approx(np.mean([r.summary.tpot_s.mean for r in runs]))
+    hopeless = repeat(lambda n: runs[n % len(runs)], precision=parse_precision("ttft_s.p99=0.0001%", most_runs=4))
+    assert (len(hopeless.runs), hopeless.reached) == (4, False)
+    for text in ("tpot_s", "tpot_s=x", "magic=2%", "tpot_s.p42=2%", "tpot_s=200%"):
+        with pytest.raises(SpecError, match="--until"):
+            parse_precision(text)
+
+
+def test_figures_against_vllms_client_differ_by_the_role_chunk_alone():
+    """With chat vLLM's client takes the role-only chunk for the first token: one gap of ~0 more a request."""
+    async def like_vllm(answer, body):
+        await asyncio.sleep(0.02)
+        await good(answer, body, gap_s=0.02)
+
+    found, _ = run(constant(50, 10, 6, 10), like_vllm, api="chat")
+    per_request = np.diff(found.table.chunk_offsets)
+    assert per_request.tolist() == [6] * 10
+    gaps = found.table.chunk_gaps_s()
+    assert gaps.size == 50
+    theirs = gaps.sum() / (gaps.size + 10)  # the same time over a gap more a request
+    assert theirs * 6 / 5 == pytest.approx(gaps.mean())
+
+
+def test_import_of_the_room_is_light():
+    code = ("import sys, bstar.measure; from bstar.measure import parse_endpoint; "
+            "assert not {'httptools', 'uvloop', 'pyarrow', 'scipy', 'numba'} & set(sys.modules)")
+    subprocess.run([sys.executable, "-c", code], check=True)
