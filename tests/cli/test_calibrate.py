@@ -1,0 +1,123 @@
+"""`bstar calibrate` and `--profile`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bstar.calibration.profile import read_profile
+from bstar.interfaces.cli.main import cli
+
+DEPLOY = ["--gpu", "h100-sxm-80gb", "--engine", "vllm@0.19.0"]
+POINTS = [
+    {"concurrency": 2, "input_tokens": 256, "output_tokens": 32, "ttft_ms": 60, "tpot_ms": 9.0},
+    {"concurrency": 24, "input_tokens": 256, "output_tokens": 32, "ttft_ms": 90, "tpot_ms": 11.0},
+]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "points.json").write_text(json.dumps({"points": POINTS}))
+    out = folder / "mine.json"
+    made = run("calibrate", str(folder / "points.json"), "--model", "llama-3.1-8b", *DEPLOY, "--out", str(out))
+    assert made.exit_code == 0, made.output
+    for word in ("measured", "calibrated", "scale.gemm_memory", "TPOT"):
+        assert word in made.stdout
+    return out
+
+
+def _json(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_file_is_the_profile(profile: Path) -> None:
+    found = read_profile(profile)
+    assert found.name == "mine"
+    assert found.scope.engine_version == "0.19.0"
+    assert [p.load_value for p in found.points] == [2.0, 24.0]
+    points = profile.parent / "points.json"
+    printed = _json("calibrate", str(points), "--model", "llama-3.1-8b", *DEPLOY, "--name", "mine")
+    assert printed["path"] is None
+    assert printed["constants"] == found.to_dict()["constants"]
+
+
+def test_every_command_predicts_with_it(profile: Path) -> None:
+    slower = ["--profile", str(profile)]
+    ask = ["explain", "llama-3.1-8b", *DEPLOY, "--context", "512", "--batch", "2"]
+    before, after = _json(*ask), _json(*ask, *slower)
+    assert after["step_time_s"]["expected"] > 1.05 * before["step_time_s"]["expected"]
+    assert after["step_time_s"]["floor"] == before["step_time_s"]["floor"]
+    assert after["provenance"] == "measured"
+    assert after["deployment"]["profile"] == "mine"
+    assert before["deployment"]["profile"] is None
+    load = ["--input", "256", "--output", "32", "--concurrency", "8", "--num-requests", "32"]
+    ask = ["simulate", "llama-3.1-8b", *DEPLOY, *load]
+    assert _json(*ask, *slower)["tpot_s"]["mean"] > 1.05 * _json(*ask)["tpot_s"]["mean"]
+    ask = ["curve", "llama-3.1-8b", *DEPLOY, "--context", "512"]
+    assert (_json(*ask, *slower)["curves"][0]["step_time_s"]["expected"][0]
+            > 1.05 * _json(*ask)["curves"][0]["step_time_s"]["expected"][0])
+    ask = ["plan", "llama-3.1-8b", *DEPLOY, "--input", "256", "--output", "32", "--rate", "2"]
+    found = _json(*ask, *slower)
+    assert any("profile mine" in note for note in found["notes"])
+    ask = ["memory", "llama-3.1-8b", *DEPLOY]
+    assert _json(*ask, *slower)["per_gpu"] == _json(*ask)["per_gpu"]
+
+
+def test_elsewhere_it_is_refused_in_one_line(profile: Path) -> None:
+    result = run("explain", "llama-3.1-8b", "--gpu", "a100", "--engine", "vllm@0.19.0", "--context", "512",
+                 "--profile", str(profile))  # fmt: skip
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: profile mine: was measured with gpu h100-sxm-80gb")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_comparison_uses_it_where_it_holds(profile: Path) -> None:
+    result = run("curve", "llama-3.1-8b", "--gpu", "h100-sxm-80gb,a100-sxm-80gb", "--engine", "vllm@0.19.0",
+                 "--context", "512", "--profile", str(profile), "--json")  # fmt: skip
+    assert result.exit_code == 0
+    curves = json.loads(result.stdout)["curves"]
+    assert [c["deployment"]["profile"] for c in curves] == ["mine", None]
+    assert "as fitted" in result.stderr
+
+
+def test_another_layout_is_noted(profile: Path) -> None:
+    result = run("explain", "llama-3.1-8b", *DEPLOY, "--tp", "2", "--context", "512", "--profile", str(profile))
+    assert result.exit_code == 0
+    assert "tp 1 (here 2)" in result.stderr
+
+
+def test_a_deployment_file_may_name_it(profile: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "d.yaml"
+    run("explain", "llama-3.1-8b", *DEPLOY, "--context", "512", "--profile", str(profile), "--save-spec", str(spec))
+    assert _json("explain", "--file", str(spec), "--context", "512")["deployment"]["profile"] == "mine"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["calibrate", "none.csv", "--model", "llama-3.1-8b", *DEPLOY], "none.csv"),
+    (["calibrate", ".", "--model", "llama-3.1-8b", *DEPLOY], "bstar bench"),
+    (["calibrate", "p.json", *DEPLOY], "model"),
+    (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--out", "p.txt"], ".toml"),
+    (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--profile", "x.json"], "leave it out"),
+    (["explain", "llama-3.1-8b", *DEPLOY, "--context", "512", "--profile", "none.json"], "none.json"),
+])  # fmt: skip
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.json").write_text(json.dumps({"points": POINTS}))
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
