@@ -50,7 +50,7 @@ def layer_works(model: ModelSpec, group: LayerGroup, rank: Rank) -> list[Work]:
         # The norm spans the heads of all ranks: two sums of squares a token are added up (vLLM's MiniMax and OLMo 2).
         reduce = Collective(kind="allreduce", ranks=rank.parallel.tp)
         works.append(collective_work("allreduce", reduce, {TOKENS: 8.0}))
-    if not isinstance(mixer, NoMixer):
+    if not isinstance(mixer, NoMixer) and not (group.one_reduction and in_ffn):
         works += _reduce(model, rank)
     works += _norms(group.extra, model.hidden_size, group.formats, rank)
     works += _gemms(in_ffn, rank_formats(group, model.hidden_size, rank.parallel), rank,

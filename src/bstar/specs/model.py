@@ -59,6 +59,7 @@ class LayerGroup:
 
     indices   positions in the stack, ascending (pipeline stages take a range of them)
     extra     norms and other tensors of each layer beside mixer and FFN
+    one_reduction   tensor-parallel ranks add mixer and FFN up before they exchange: one all-reduce a layer, not two
     """
 
     indices: tuple[int, ...]
@@ -66,6 +67,7 @@ class LayerGroup:
     ffn: Ffn
     extra: tuple[WeightTensor, ...] = ()
     formats: WeightFormats = WeightFormats()
+    one_reduction: bool = False
 
     @property
     def count(self) -> int:

@@ -14,11 +14,12 @@ from bstar.specs.tensors import Role, WeightTensor, vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer: mixer, FFN and the norms and gates beside them."""
+    """One layer: mixer, FFN and the norms and gates beside them. one_reduction: see LayerGroup."""
 
     mixer: Mixer
     ffn: Ffn
     extra: tuple[WeightTensor, ...] = ()
+    one_reduction: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

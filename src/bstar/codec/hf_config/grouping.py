@@ -21,7 +21,8 @@ def grouped(decoder: Decoder, quantization: Quantization, base: TensorFormat
         formats = quantization.layer_formats(index, tensors_of[layer], base)
         members.setdefault((layer, formats), []).append(index)
     groups = tuple(
-        LayerGroup(indices=tuple(indices), mixer=layer.mixer, ffn=layer.ffn, extra=layer.extra, formats=formats)
+        LayerGroup(indices=tuple(indices), mixer=layer.mixer, ffn=layer.ffn, extra=layer.extra, formats=formats,
+                   one_reduction=layer.one_reduction)
         for (layer, formats), indices in members.items())
     outside = decoder.embedding + decoder.lm_head + decoder.head_tensors
     return groups, quantization.outer_formats(outside, base)

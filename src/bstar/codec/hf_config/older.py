@@ -148,8 +148,11 @@ def falcon(r: Reader) -> Decoder:
 
     count = r.optional_size("num_ln_in_parallel_attn")
     two = not parallel or (count if count is not None else 2 if new else 1) == 2
-    return decoder(r, mixers=mixers, ffns=dense(width=("ffn_hidden_size",), gated=False, bias="bias", ratio=4),
-                   norm="layer", norms=TWO_NORMS if two else TWO_NORMS[:1])
+    built = decoder(r, mixers=mixers, ffns=dense(width=("ffn_hidden_size",), gated=False, bias="bias", ratio=4),
+                    norm="layer", norms=TWO_NORMS if two else TWO_NORMS[:1])
+    # vLLM falcon.py and TensorRT-LLM: side by side, attention and FFN are added up before the all-reduce.
+    built.layers = [replace(layer, one_reduction=new or parallel) for layer in built.layers]
+    return built
 
 
 # -- decoders that ship their own code -------------------------------------------------------------
