@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import exp, log1p, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -50,6 +51,26 @@ class ExpertLoad:
         rows = np.maximum(np.multiply.outer(self.top_k / self.ranks, tokens), 1e-12)
         spread = np.sqrt((1.0 / rows + self.skew**2 / held) * (1.0 - 1.0 / ranks))
         return read, np.minimum(1.0 + z * spread, ranks)
+
+    def scalar(self, tokens: float) -> tuple[list[tuple[float, float]], list[float]]:
+        """`busiest` and `missed` of one step: per operator (share read by the busiest rank, mean share read), rows."""
+        shares: list[tuple[float, float]] = []
+        factors: list[float] = []
+        known: dict[tuple[float, float, float], int] = {}
+        square = self.skew * self.skew
+        for n, k, ranks in zip(self.experts.tolist(), self.top_k.tolist(), self.ranks.tolist(), strict=True):
+            at = known.setdefault((n, k, ranks), len(shares))
+            if at < len(shares):
+                shares.append(shares[at])
+                factors.append(factors[at])
+                continue
+            reach = -log1p(-min(k / n, 1.0 - 1e-12)) * tokens
+            missed = exp(-reach) if square == 0.0 else exp(-log1p(square * reach) / square)
+            z, held = largest_of(int(ranks)), n / ranks
+            spread = sqrt((1.0 / max(k / ranks * tokens, 1e-12) + square / held) * (1.0 - 1.0 / ranks))
+            shares.append((min(1.0 - missed + z * sqrt(missed * (1.0 - missed) / held), 1.0), 1.0 - missed))
+            factors.append(min(1.0 + z * spread, ranks))
+        return shares, factors
 
 
 @lru_cache(maxsize=64)

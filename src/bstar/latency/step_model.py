@@ -18,7 +18,7 @@ engine beats it. Operators are one after another because the kernels of a step a
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from bstar.latency.constants import Constants, constants_for
 from bstar.latency.experts import ExpertLoad
 from bstar.latency.frame import PLACES, frame_for
 from bstar.latency.graphs import GraphUse
+from bstar.latency.scalar import ScalarSteps
 from bstar.physics.operators import CompiledStep
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
@@ -119,12 +120,24 @@ class StepModel:
     sequences_index: int
     notes: tuple[str, ...]
     provenance: Provenance
+    _scalar: list[ScalarSteps] = field(default_factory=list, repr=False)
+
+    @property
+    def scalar(self) -> ScalarSteps:
+        """The same for single steps, faster; made at first use."""
+        if not self._scalar:
+            self._scalar.append(ScalarSteps(self))
+        return self._scalar[0]
 
     def microbatch(self, batch: FloatArray | float) -> FloatArray:
         """Sequences that one pipeline stage holds at a time when `batch` are in flight."""
         b = np.asarray(batch, dtype=float)
         result: FloatArray = np.maximum(b / self.pipeline_stages, np.minimum(b, 1.0))
         return result
+
+    def stage_batch(self, batch: float) -> float:
+        """`microbatch` of one number."""
+        return max(batch / self.pipeline_stages, min(batch, 1.0))
 
     def work_of(self, values: FloatArray) -> StepWork:
         """The work of steps with these statistics, (statistics,) or (statistics, m)."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.errors import SpecError
-from bstar.latency.step_model import BOUNDS, Bound, FloatArray, OperatorTimes, StepModel, StepWork, step_model
+from bstar.latency.step_model import BOUNDS, Bound, FloatArray, OperatorTimes, StepModel, step_model
 from bstar.physics.batch import BatchShape
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import Provenance
@@ -22,11 +22,23 @@ _CURVE_BLOCK: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepDetail:
-    """Per operator, what a step's time is made of."""
+    """What a step's time is made of, per operator; worked out when asked for.
+
+    values   its statistics
+    """
 
     model: StepModel
-    floor: FloatArray
-    times: OperatorTimes
+    values: FloatArray
+
+    @property
+    def floor(self) -> FloatArray:
+        """Floor of each operator, seconds."""
+        return self.model.floor_s(self.model.work_of(self.values))
+
+    @property
+    def times(self) -> OperatorTimes:
+        """Expected seconds of each operator, in parts."""
+        return self.model.times(self.model.work_of(self.values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +59,9 @@ class StepTime:
         """(name, floor_s, expected_s); "engine" is the overhead beside the kernels."""
         matrix, names = self.details[0].model.name_matrix, self.details[0].model.names
         floor = np.sum([matrix @ d.floor for d in self.details], axis=0)
-        expected = np.sum([matrix @ (d.times.fixed + d.times.body) for d in self.details], axis=0)
-        engine = sum(float(d.times.engine) for d in self.details)
+        times = [d.times for d in self.details]
+        expected = np.sum([matrix @ (t.fixed + t.body) for t in times], axis=0)
+        engine = sum(float(t.engine) for t in times)
         rows = zip(names, floor.tolist(), expected.tolist(), strict=True)
         return (*rows, ("engine", 0.0, engine))
 
@@ -102,7 +115,7 @@ def step_time(deployment: Deployment, shape: BatchShape) -> StepTime:
     shape   the batch of the whole replica (all attention-data-parallel ranks)
     """
     model = step_model(deployment)
-    return _step_time(model, model.work_of(model.step.values(shape)))
+    return _step_time(model, model.step.values(shape))
 
 
 def step_times_s(deployment: Deployment, shapes: Sequence[BatchShape]) -> tuple[FloatArray, FloatArray]:
@@ -122,7 +135,7 @@ def decode_step_time(deployment: Deployment, batch: float, context: float) -> St
     """
     _check(batch, context)
     model = step_model(deployment)
-    return _step_time(model, model.decode_work(context, float(model.microbatch(batch))))
+    return _step_time(model, model.step.decode_values(context) * model.stage_batch(batch))
 
 
 def decode_curve(deployment: Deployment, batches: NDArray[np.float64], context: float) -> Curve:
@@ -187,9 +200,6 @@ def _by_bound(model: StepModel, times: OperatorTimes) -> FloatArray:
     ])  # fmt: skip
 
 
-def _step_time(model: StepModel, work: StepWork) -> StepTime:
-    times, floor = model.times(work), model.floor_s(work)
-    return StepTime(
-        floor_s=float(floor.sum()), expected_s=float(times.total_s),
-        details=(StepDetail(model=model, floor=floor, times=times),),
-    )  # fmt: skip
+def _step_time(model: StepModel, values: FloatArray) -> StepTime:
+    expected_s, floor_s = model.scalar.seconds(values)
+    return StepTime(floor_s=floor_s, expected_s=expected_s, details=(StepDetail(model=model, values=values),))
