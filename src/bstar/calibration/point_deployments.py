@@ -95,14 +95,18 @@ def _admitting(engine: EngineSettings, point: Point, notes: tuple[str, ...]) -> 
 
 
 def _undocumented(point: Point) -> dict[str, Any]:
-    """Token budgets of NVIDIA's runs, which no recipe lists: those that explain their TTFT.
+    """Flags of NVIDIA's runs, which no recipe lists: those that explain their TTFT.
 
-    TensorRT-LLM as configured by AIConfigurator (max_num_tokens = prompt + batch): one prompt a step.
+    Configured by AIConfigurator: a token budget of a prompt and the batch (max_num_tokens), so about one prompt a step;
+    quantized checkpoints for TensorRT-LLM say that the cache is fp8 too.
     """
-    engine, budget = engine_name(point.engine)[0], ceil(point.input_tokens) + point.concurrency
+    engine = engine_name(point.engine)[0]
     if point.is_disaggregated or engine == "sglang":
         return {}
-    return {"max_num_batched_tokens": budget if engine == "trtllm" else max(min(2048, budget), point.concurrency)}
+    flags: dict[str, Any] = {"max_num_batched_tokens": ceil(point.input_tokens) + point.concurrency}
+    if engine == "trtllm" and (point.weight_dtype or "").lower()[:3] in ("fp8", "fp4", "nvf"):
+        flags["kv_cache_dtype"] = "fp8"
+    return flags
 
 
 def model_of(point: Point) -> ModelSpec:
