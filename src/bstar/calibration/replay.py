@@ -35,6 +35,7 @@ class Prediction:
 
     ttft_s, tpot_s   None where there is none: `reason` says why
     output_tokens_per_s   of the whole system (latency rows)
+    ttft_range_s, tpot_range_s   (low, high) that hold the measured mean for four of five rows that a fit has not seen
     floor_s          TPOT that physics allows at the batch that the simulation found: no engine is faster
     regime           what held the engine back
     notes            what was assumed
@@ -43,6 +44,8 @@ class Prediction:
     ttft_s: float | None = None
     tpot_s: float | None = None
     output_tokens_per_s: float | None = None
+    ttft_range_s: tuple[float, float] | None = None
+    tpot_range_s: tuple[float, float] | None = None
     floor_s: float | None = None
     reason: str | None = None
     regime: Regime | None = None
@@ -122,10 +125,11 @@ def predict(point: Point, found: Replayed) -> Prediction:
     ttft_s, tpot_s = (np.average(means, axis=0, weights=weights)).tolist()
     regime = regime_of(found.deployed, [share.run.log for share in found.shares], weights, point)
     known = math.isfinite(tpot_s)
-    return Prediction(
+    prediction = Prediction(
         ttft_s=ttft_s + found.deployed.per_request_s, tpot_s=tpot_s if known else None,
         floor_s=regime.floor_s if known else None, regime=regime, notes=found.notes,
     )  # fmt: skip
+    return _ranged(prediction, point, found.deployed.deployment)
 
 
 def _means(share: EngineShare) -> tuple[float, float]:
@@ -186,8 +190,9 @@ def _disaggregated(point: Point, constants: Constants | None) -> Prediction:
         batch = point.concurrency * answer_s / (ttft_s + answer_s) / found.layout.decode.workers
         regime = decode_regime(found.decode, batch, point.input_tokens + point.output_tokens / 2.0)
         regime = replace(regime, floor_s=regime.floor_s / ACCEPTANCE.tokens_per_step(found.layout.drafted))
-    return Prediction(ttft_s=ttft_s, tpot_s=tpot_s, floor_s=None if regime is None else regime.floor_s, regime=regime,
-                      notes=found.notes)
+    prediction = Prediction(ttft_s=ttft_s, tpot_s=tpot_s, floor_s=None if regime is None else regime.floor_s,
+                            regime=regime, notes=found.notes)
+    return _ranged(prediction, point, found.decode)
 
 
 def _latency(
@@ -204,6 +209,20 @@ def _latency(
     regime = None
     if found.batch is not None and found.reason is None:
         regime = decode_regime(used, found.batch, point.input_tokens + point.output_tokens / 2.0)
-    return Prediction(
+    prediction = Prediction(
         ttft_s=found.ttft_s, tpot_s=found.tpot_s, output_tokens_per_s=found.out_tokens_per_s, reason=found.reason,
         regime=regime, floor_s=found.floor_s, notes=(*mapped.notes, *found.notes))
+    return _ranged(prediction, point, used)
+
+
+def _ranged(prediction: Prediction, point: Point, deployment: Deployment) -> Prediction:
+    """The prediction with its ranges, where held-out residuals of like rows are known."""
+    from bstar.calibration.intervals import likeness_of, range_of
+
+    like = likeness_of(deployment, in_flight=float(point.concurrency), input_tokens=point.input_tokens,
+                       output_tokens=point.output_tokens)
+    bound_by = "" if prediction.regime is None else prediction.regime.bound_by
+    ttft = range_of(prediction.ttft_s, "ttft", like, bound_by)
+    tpot = range_of(prediction.tpot_s, "tpot", like, bound_by, floor=prediction.floor_s or 0.0)
+    return replace(prediction, ttft_range_s=None if ttft is None else (ttft.low, ttft.high),
+                   tpot_range_s=None if tpot is None else (tpot.low, tpot.high))

@@ -16,6 +16,7 @@ def outcome_row(outcome: Outcome) -> dict[str, Any]:
     point, found, peer = outcome.point, outcome.prediction, outcome.peer
     return {
         "id": point.id, "predicted_ttft_s": found.ttft_s, "predicted_tpot_s": found.tpot_s, "reason": found.reason,
+        "predicted_ttft_range_s": found.ttft_range_s, "predicted_tpot_range_s": found.tpot_range_s,
         "measured_ttft_s": point.ttft_s, "measured_tpot_s": point.tpot_s, "ttft_error": outcome.error("ttft"),
         "tpot_error": outcome.error("tpot"), "predicted_output_tokens_per_s": found.output_tokens_per_s,
         "measured_output_tokens_per_s": point.output_tokens_per_s, "counted": point.counts,

@@ -84,6 +84,7 @@ class Summary:
     rows               all of them
     counted            those that count in errors
     coverage_fraction  share of all rows that are answered
+    in_range_fraction  share of counted measurements inside their prediction's range (80 %), by metric
     throughput         output tokens per second, of rows that were measured at a load without a TPOT
     peer               the peer's figures on the rows that it answers too, and ours on those; None: it answers none
     """
@@ -94,6 +95,7 @@ class Summary:
     tpot: ErrorFigures
     ttft: ErrorFigures
     throughput: ErrorFigures
+    in_range_fraction: Mapping[str, float | None]
     peer: Mapping[str, Any] | None = None
 
 
@@ -120,7 +122,7 @@ def summary_of(outcomes: Sequence[Outcome]) -> Summary:
         coverage_fraction=answered / len(outcomes) if outcomes else None,
         tpot=ours["tpot"], ttft=ours["ttft"],
         throughput=error_figures(_errors([o for o in counted if o.point.tpot_s is None], "throughput")),
-        peer=_beside_peer(counted),
+        in_range_fraction={metric: _in_range(counted, metric) for metric in METRICS}, peer=_beside_peer(counted),
     )  # fmt: skip
 
 
@@ -172,6 +174,16 @@ _LABELS: Final[dict[str, Callable[[Outcome], str]]] = {
 def _errors(outcomes: Iterable[Outcome], metric: Metric, *, peer: bool = False) -> list[float]:
     found = (o.error(metric, peer=peer) for o in outcomes)
     return [e for e in found if e is not None]
+
+
+def _in_range(counted: Sequence[Outcome], metric: Metric) -> float | None:
+    inside = []
+    for outcome in counted:
+        found = outcome.prediction.tpot_range_s if metric == "tpot" else outcome.prediction.ttft_range_s
+        measured = outcome.measured(metric)
+        if found is not None and measured is not None:
+            inside.append(found[0] <= measured <= found[1])
+    return sum(inside) / len(inside) if inside else None
 
 
 def _beside_peer(counted: Sequence[Outcome]) -> dict[str, Any] | None:
