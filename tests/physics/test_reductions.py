@@ -1,4 +1,4 @@
-"""How often tensor-parallel ranks add up: twice a layer, once where attention and FFN stand side by side and join first."""
+"""How often tensor-parallel ranks add up: twice a layer; once where attention and FFN, side by side, join first."""
 
 from __future__ import annotations
 
