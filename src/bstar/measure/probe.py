@@ -166,6 +166,9 @@ class _Probe:
         for name in options.optional:
             bare = bare.without(name)
         last = self.ask(bare, prompt)
+        if last.error and bare.api == "chat" and not bare.max_completion_tokens:  # the newer name of max_tokens
+            bare = replace(bare, max_completion_tokens=True)
+            last = self.ask(bare, prompt)
         if last.error:
             self.refusal = last
             return None

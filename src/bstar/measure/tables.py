@@ -91,10 +91,13 @@ class RequestTable:
         return np.where(self.succeeded, self.last_token_s, np.nan)
 
     def records(self, *, intended: bool = False) -> RequestRecords:
-        """For `bstar.metrics`; `intended`: from the moment the load asked for, not from sending."""
+        """For `bstar.metrics`: latencies are of whole answers.
+
+        intended   from the moment the load asked for, not from sending
+        """
         return RequestRecords(
-            sent_s=self.intended_s if intended else self.sent_s, first_token_s=self.first_token_s,
-            finish_s=self.finish_s, input_tokens=self.input_tokens,
+            sent_s=self.intended_s if intended else self.sent_s,
+            first_token_s=np.where(self.succeeded, self.first_token_s, np.nan), finish_s=self.finish_s, input_tokens=self.input_tokens,
             output_tokens=np.where(self.succeeded, self.output_tokens, 0),
         )  # fmt: skip
 

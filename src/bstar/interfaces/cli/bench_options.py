@@ -25,7 +25,7 @@ _USUAL_S, _FEWEST, _MOST = 60.0, 20, 2000
 
 section("Server", "url", "model", "api", "api_key_env", "headers", "insecure", "ca_file", "request_timeout",
         "stall_timeout")
-section("Load", "turns", "dataset", "max_in_flight", "stop_after")
+section("Load", "turns", "dataset", "max_in_flight", "ramp_up", "stop_after")
 section("Requests", "tokenizer", "ignore_eos", "temperature", "extra_body", "continuous_usage", "return_token_ids",
         "content_salt")
 section("Measuring", "sweep", "warmup", "cooldown", "runs", "until", "max_runs", "workers", "max_error_fraction")
@@ -52,6 +52,7 @@ sending_options = apply(
     click.option("--dataset", type=click.Path(path_type=Path), metavar="FILE",
                  help="Prompts of a file: ShareGPT-like JSON, or JSON lines with prompt, messages or ids."),
     click.option("--max-in-flight", type=POSITIVE, metavar="N", help="Open loop: hold requests back beyond so many."),
+    click.option("--ramp-up", type=SECONDS, metavar="T", help="Closed loop: clients start one by one over so long."),
     click.option("--stop-after", type=SECONDS, metavar="T", help="Send nothing later than that."),
     click.option("--tokenizer", metavar="FILE", help="tokenizer.json of the model, for exact texts (chat)."),
     click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True,
@@ -152,7 +153,7 @@ class LoadMaker:
 
     def __init__(self, options: dict[str, Any], dataset: Dataset | None, *, sweeping: str | None) -> None:
         self.dataset = dataset
-        self.turns = options.pop("turns")
+        self.turns, self.ramp_up_s = options.pop("turns"), options.pop("ramp_up")
         self._asked_output = options.get("output_lengths")
         if dataset is not None:
             options["input_lengths"], options["output_lengths"] = "1", "1"
@@ -182,10 +183,10 @@ class LoadMaker:
             if not self._counted and self.dataset is None:
                 given["num_requests"] = usual_count(load)
         seed += int(given["seed"] or 0)
-        if self.turns is not None:
-            return self._sessions(given, seed)
-        load_ = build_traffic(given, seed=seed)
-        return load_ if self.dataset is None else self.dataset.load(load_, output_tokens=self._fixed_output())
+        made = self._sessions(given, seed) if self.turns is not None else build_traffic(given, seed=seed)
+        if self.dataset is not None:
+            made = self.dataset.load(made, output_tokens=self._fixed_output())
+        return made if self.ramp_up_s is None else _ramped(made, self.ramp_up_s)
 
     def _fixed_output(self) -> int | None:
         if self._asked_output is None:
@@ -206,6 +207,19 @@ class LoadMaker:
             given["rate"], self.turns, given["input_lengths"], given["output_lengths"], count, think_s=think,
             concurrency=given["concurrency"], seed=seed,
         )  # fmt: skip
+
+
+def _ramped(load: Traffic, over_s: float) -> Traffic:
+    """The clients of a closed loop start evenly over `over_s` seconds."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    if load.concurrency is None:
+        raise SpecError("--ramp-up: clients of a closed loop start so; for a rate use --rate-curve ramp:2-10,over=10min")
+    arrival, clients = np.array(load.arrival_s), load.num_scheduled
+    arrival[:clients] = np.arange(clients) * (over_s / clients)
+    return replace(load, arrival_s=arrival)
 
 
 def usual_count(rate_per_s: float | None) -> int:
