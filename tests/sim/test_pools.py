@@ -13,7 +13,6 @@ import bstar
 from bstar.errors import SpecError
 from bstar.latency.step_model import step_model
 from bstar.physics.batch import BatchShape
-from bstar.sim.cluster import pool_cost
 from bstar.sim.cluster.pool_cost import Acceptance, DecodeCost, PromptCost, curve_at, decode_cost, prompt_cost
 from bstar.sim.cluster.pool_run import DecodePool, PoolRequests, PoolRun, PromptPool, run_pools
 from bstar.sim.cluster.pool_stepwise import DecodeSeconds, PromptSeconds, StepwisePools
@@ -34,12 +33,8 @@ def worker(windows: bool) -> Deployment:
 @cache
 def costs(windows: bool) -> tuple[PromptCost, DecodeCost]:
     """With an entry for every count, so that curves are exact."""
-    d, dense = worker(windows), pool_cost._DENSE_TOKENS
-    pool_cost._DENSE_TOKENS = 1 << 15
-    try:
-        return prompt_cost(d, max_tokens=2048, max_prompts=64), decode_cost(d, max_sequences=64)
-    finally:
-        pool_cost._DENSE_TOKENS = dense
+    d = worker(windows)
+    return prompt_cost(d, max_tokens=2048, max_prompts=64, dense=1 << 15), decode_cost(d, max_sequences=64)
 
 
 def step_seconds(deployment: Deployment) -> tuple[PromptSeconds, DecodeSeconds]:

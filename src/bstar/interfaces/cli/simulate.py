@@ -157,7 +157,7 @@ def _takes_every_step(built: Deployment, policy: str) -> bool:
     """Whether no compiled version serves this: a run then takes milliseconds a request."""
     from bstar.sim.ways import way_of
 
-    return way_of(policy, built.engine.name, built.parallel.attention_dp).name in ("lock-step", "swap", "speculative")
+    return way_of(policy, built.engine.name, built.parallel.attention_dp).name in ("swap", "speculative")
 
 
 def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, cluster: dict[str, Any] | None,

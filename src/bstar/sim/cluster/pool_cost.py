@@ -29,8 +29,6 @@ from bstar.specs.deployment import Deployment
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# What a step takes beside its kernels, or at least: of the whole worker's step, not of a rank's part.
-_BESIDE = ("host_s", "host_sequence_s", "launch_s", "piece_s")
 # What a further query of a sequence adds to its decode attention, as a share of the first one's: the cache is read
 # once for all of them, and the multipliers have rows to spare (from verifying steps of disaggregated runs).
 _FURTHER_QUERY = 0.5
@@ -95,17 +93,21 @@ def curve_at(curve: Curve, n: int) -> float:
     return float(curve.entries[low] + (place - low) * (curve.entries[low + 1] - curve.entries[low]))
 
 
-def prompt_cost(deployment: Deployment, model: StepModel | None = None, *, max_tokens: int, max_prompts: int
-                ) -> PromptCost:
-    """Prompt steps of one worker of `deployment`, of up to `max_tokens` tokens and `max_prompts` prompts a rank."""
+def prompt_cost(
+    deployment: Deployment, model: StepModel | None = None, *, max_tokens: int, max_prompts: int,
+    dense: int | None = None,
+) -> PromptCost:  # fmt: skip
+    """Prompt steps of one worker of `deployment`, of up to `max_tokens` tokens and `max_prompts` prompts a rank.
+
+    dense   up to so many tokens of all ranks the shared part is exact, beyond them within 1e-3
+    """
     model = model if model is not None else step_model(deployment)
     own = step_cost(deployment, max_tokens=max_tokens, max_sequences=max_prompts, one_rank=True,
                     model=_own_part(model))  # fmt: skip
     return PromptCost(
-        own=own._replace(**{name: 0.0 for name in _BESIDE if name in own._fields}),
-        shared=_shared(model, max_tokens * deployment.parallel.attention_dp, dense=_DENSE_TOKENS), host_s=own.host_s,
-        host_sequence_s=own.host_sequence_s, launch_s=own.launch_s,
-        piece_s=float(getattr(own, "piece_s", 0.0)),
+        own=own._replace(host_s=0.0, host_sequence_s=0.0, launch_s=0.0, piece_s=0.0),
+        shared=_shared(model, max_tokens * deployment.parallel.attention_dp, dense=dense or _DENSE_TOKENS),
+        host_s=own.host_s, host_sequence_s=own.host_sequence_s, launch_s=own.launch_s, piece_s=own.piece_s,
         graph_tokens=own.graph_tokens,
     )  # fmt: skip
 
@@ -134,7 +136,7 @@ def decode_cost(
     return DecodeCost(
         own=Curve(kernels, min(_DENSE, max_sequences) + 1, stride), shared=shared, span_rate=rates,
         span_limit=own.limits, tokens=tokens, host_s=model.per_step_s, host_sequence_s=model.per_sequence_s,
-        launch_s=model.launch_s, piece_s=float(getattr(model, "piece_s", 0.0)) if model.graphs.pieces else 0.0,
+        launch_s=model.launch_s, piece_s=model.piece_s if model.graphs.pieces else 0.0,
         graph_tokens=int(model.graphs.largest), power=model.smoothing,
     )  # fmt: skip
 

@@ -51,6 +51,7 @@ class _Built:
     settings: SchedulerSettings
     make: Callable[[], tuple[Scheduler, Figures | None]]  # the readable scheduler; its blocks are many
     fast: KernelOptions | None = None  # the compiled kernel knows it
+    alone: PolicyRun | None = None  # it has a compiled form of its own, for any load
 
 
 def policy_names() -> tuple[str, ...]:
@@ -84,6 +85,8 @@ def run_of(text: str, implementation: str = "auto") -> PolicyRun:
         fast = built.fast
         if fast is not None and engine_choice != "reference" and can_run_fast(built.settings, load):
             return run_fast(deployed, fast, load, until_s, progress)
+        if built.alone is not None and engine_choice != "reference":
+            return built.alone(deployed, load, until_s, progress)
         if engine_choice == "kernel":
             raise SpecError(f"policy: {name} has no compiled version for this load; use engine=reference")
         scheduler, figures = built.make()
@@ -181,7 +184,15 @@ def _lock_step(deployed: DeployedEngine, given: Options) -> _Built:
         scheduler = LockStepScheduler(one, ranks)
         return scheduler, lock_step_figures(deployed.model, scheduler)
 
-    return _Built(together, make)
+    return _Built(together, make, alone=_compiled_lock_step)
+
+
+def _compiled_lock_step(
+    deployed: DeployedEngine, load: Traffic, until_s: float, progress: Progress | None
+) -> EngineRun:
+    from bstar.sim.policies.lockstep_fast import run_lock_step
+
+    return run_lock_step(deployed, load, until_s, progress)
 
 
 _BUILDERS: Final[dict[str, Callable[[DeployedEngine, Options], _Built]]] = {
