@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "simulate": ("simulate", "simulate", "What users would feel under a load: every request through the scheduler."),
     "validate": ("validate", "validate", "How right the predictions are: measured points replayed, errors, charts."),
     "bench": ("bench", "bench", "Measure a real server under a load: streams, honest clocks, failures counted."),
+    "compare": ("compare", "compare", "Runs side by side: measured, simulated, or written by another tool."),
     "calibrate": ("calibrate", "calibrate", "A profile from measured runs: constants of your own server."),
     "catalog": ("catalog", "catalog", "The models, devices and engines that bstar knows, with sources."),
     "completion": ("completion", "completion", "Print a shell completion script (bash, zsh, fish)."),

@@ -1,0 +1,95 @@
+"""Runs side by side: measured, imported, simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from bstar.errors import ConfigError, SpecError
+from bstar.interfaces.cli.main import cli
+from bstar.measure.comparison import ComparedRun, compare_runs, read_compared
+from bstar.metrics.records import RequestRecords
+
+IMPORTS = Path(__file__).parent / "data" / "imports"
+
+
+def run_of(tpot_s: float, *, noise: float = 0.01, name: str = "run", requests: int = 400, seed: int = 0) -> ComparedRun:
+    random = np.random.default_rng(seed)
+    tpots = tpot_s * random.normal(1.0, noise, requests)
+    sent = np.arange(requests) * 0.1
+    records = RequestRecords(
+        sent_s=sent, first_token_s=sent + 0.05, finish_s=sent + 0.05 + tpots * 9,
+        input_tokens=np.full(requests, 100), output_tokens=np.full(requests, 10),
+    )  # fmt: skip
+    return ComparedRun(name=name, kind="measured", source="bstar bench", records=records,
+                       figures={"tpot_s.mean": float(tpots.mean()), "output_tokens_per_s": 1.0 / tpot_s})
+
+
+def test_a_difference_beyond_the_intervals_is_seen() -> None:
+    found = compare_runs([run_of(0.010), run_of(0.010, seed=1, noise=0.02), run_of(0.011, seed=2)])
+    tpot = found.figures[0]
+    assert tpot.name == "tpot_s.mean"
+    assert tpot.ratios[2] == pytest.approx(1.1, rel=0.01)
+    assert tpot.apart == (None, False, True)
+
+
+def test_too_few_requests_have_no_interval() -> None:
+    assert run_of(0.01, requests=15).interval("tpot_s.mean") is None
+    assert run_of(0.01, requests=100).interval("tpot_s.p99") is None
+    assert run_of(0.01).interval("tpot_s.p99") is not None
+    assert run_of(0.01).interval("itl_s.mean") is None
+
+
+def test_one_run_is_no_comparison() -> None:
+    with pytest.raises(SpecError, match="two or more runs"):
+        compare_runs([run_of(0.01)])
+
+
+def test_other_loads_and_invalid_runs_are_said() -> None:
+    one = run_of(0.01, name="one")
+    other = ComparedRun(name="two", kind="measured", source="bstar bench", figures=one.figures,
+                        facts={"load": "4 clients"}, invalid=("the client was the limit",))
+    base = ComparedRun(name="three", kind="measured", source="bstar bench", figures=one.figures,
+                       facts={"load": "8 clients"})
+    notes = compare_runs([base, other]).notes
+    assert any("client was the limit" in n for n in notes)
+    assert any("4 clients; 8 clients" in n for n in notes)
+
+
+def test_imports_and_simulations_from_the_command_line(tmp_path: Path) -> None:
+    runner = CliRunner()
+    shape = ["--gpu", "h100-sxm-80gb", "--input", "8", "--output", "20", "--concurrency", "4", "--num-requests", "64"]
+    simulated = runner.invoke(cli, ["simulate", "llama-3.1-8b", *shape, "--json"])
+    assert simulated.exit_code == 0, simulated.output
+    (tmp_path / "simulated.json").write_text(simulated.stdout)
+    for suffix in ("parquet", "csv", "jsonl"):
+        done = runner.invoke(cli, ["simulate", "llama-3.1-8b", *shape, "--requests-out", str(tmp_path / f"r.{suffix}")])
+        assert done.exit_code == 0, done.output
+    paths = [IMPORTS / "vllm_detailed.json", tmp_path / "simulated.json",
+             *(tmp_path / f"r.{s}" for s in ("parquet", "csv", "jsonl"))]
+    result = runner.invoke(cli, ["compare", *map(str, paths), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [r["kind"] for r in found["runs"]] == ["imported", *["simulated"] * 4]
+    values = found["figures"]["tpot_s.mean"]["values"]
+    # The summary leaves the same requests out as the table of requests does.
+    assert values[2:] == pytest.approx([values[1]] * 3, rel=1e-9)
+    text = runner.invoke(cli, ["compare", *map(str, paths[:2])])
+    assert text.exit_code == 0
+    assert "TPOT mean" in text.stdout
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("missing.json", None), ("x.json", "{}"), ("x.json", "{"), ("x.txt", "hello"), ("x.csv", "a,b\n1,2\n"),
+    ("x.parquet", "no parquet"), ("x.jsonl", "{"),
+])  # fmt: skip
+def test_what_is_no_run_is_one_line(tmp_path: Path, name: str, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=r"compare: .*") as error:
+        read_compared(tmp_path / name)
+    assert "\n" not in str(error.value)
