@@ -81,6 +81,20 @@ def test_what_was_measured_fits() -> None:
     assert any("memory taken as" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "tiiuae/falcon-mamba-7b", "weight_dtype": "bf16"},  # states and no cache of tokens
+        {"gpu": "b300_sxm", "weight_dtype": "int8"},  # no kernels for int8 activations
+        {"engine_version": "0.5.8"},  # does not chunk prompts
+        {"model": "moonshotai/Kimi-K2-Instruct", "weight_dtype": "bf16", "gpu": "l40s", "num_gpus": 1},
+    ],
+)
+def test_what_was_measured_ran(change: dict[str, object]) -> None:
+    found = replay(replace(POINT, harness="x", attention_tp=1, **change))  # type: ignore[arg-type]
+    assert found.reason is None and found.tpot_s
+
+
 def test_one_token_has_a_first_token_and_no_others() -> None:
     found = replay(replace(POINT, harness="x", output_tokens=1))
     assert found.ttft_s is not None and found.tpot_s is None

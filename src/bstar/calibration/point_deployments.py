@@ -13,13 +13,16 @@ from math import ceil, gcd
 from typing import Any, Final, Literal
 
 from bstar.calibration.point import Point, Pool
+from bstar.catalog.devices import get_device
 from bstar.catalog.engines import ENGINES
 from bstar.codec.build import build_deployment
-from bstar.codec.resolve import resolve_model
+from bstar.codec.resolve import resolve_model, with_weight_dtype
 from bstar.errors import BstarError, SpecError
+from bstar.physics.arithmetic import computed_dtype
 from bstar.physics.partition import check_parallel
 from bstar.specs.attention import LatentAttention
 from bstar.specs.deployment import Deployment
+from bstar.specs.device import DeviceSpec
 from bstar.specs.engine import EngineSettings
 from bstar.specs.formats import tensor_format
 from bstar.specs.model import ModelSpec
@@ -63,14 +66,15 @@ def deployment_of(point: Point, *, side: Side | None = None) -> Deployment:
     if side is None and point.is_disaggregated:
         raise SpecError("mode: a disaggregated row has two deployments; ask for its prefill or its decode side")
     engine, notes = engine_name(point.engine)
+    device = get_device(point.gpu)
     model, of_dtype = _model(point.model, point.weight_dtype or "")
-    notes += of_dtype
+    model, of_kernels = _with_kernels(model, device)
+    notes += of_dtype + of_kernels
     version = f"@{point.engine_version}" if point.engine_version else ""
     first: BstarError | None = None
     for layout in _layouts(point, model, engine, side):
         try:
-            found = build_deployment(
-                model, point.gpu, engine=engine + version, strict_version=False, **run_flags(point, layout))
+            found = _built(model, device, engine + version, run_flags(point, layout))
         except SpecError as error:
             first = first or error
             continue
@@ -82,6 +86,30 @@ def deployment_of(point: Point, *, side: Side | None = None) -> Deployment:
             notes += (f"layout taken as {layout.note}, because of the labelled one: {first}",)
         return replace(found, engine=_admitting(found.engine, point, notes))
     raise first or SpecError("layout: the row's GPUs cannot be laid out for the model")
+
+
+def _built(model: ModelSpec, device: DeviceSpec, engine: str, flags: dict[str, Any]) -> Deployment:
+    """The deployment; an engine that cannot chunk prompts gets a token budget of a whole one."""
+    try:
+        return build_deployment(model, device, engine=engine, strict_version=False, **flags)
+    except SpecError as error:
+        if not str(error).startswith("max_num_batched_tokens"):
+            raise
+        whole = {"max_num_batched_tokens": flags["max_model_len"]}
+        return build_deployment(model, device, engine=engine, strict_version=False, **(flags | whole))
+
+
+def _with_kernels(model: ModelSpec, device: DeviceSpec) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model in a format that the device has kernels for: weights alone in it, where it cannot compute in it."""
+    for group in model.layers:
+        found = group.formats.default
+        try:
+            computed_dtype(device, found.compute_dtype)
+        except SpecError as error:
+            alone = "w8a16" if found.bits == 8 else "w4a16"
+            note = f"weight dtype taken as {alone}, because of the labelled one: {error}"
+            return with_weight_dtype(model, alone), (note,)
+    return model, ()
 
 
 def _admitting(engine: EngineSettings, point: Point, notes: tuple[str, ...]) -> EngineSettings:

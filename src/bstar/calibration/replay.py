@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bstar.latency.constants import Constants
 
 # Where the memory model says no and the row was measured: how much more memory to grant, the first that does.
-_MEMORY_FACTORS: Final = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+_MEMORY_FACTORS: Final = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,9 +39,11 @@ def deployed_engine(deployment: Deployment, constants: Constants | None = None) 
     if not budget.fits:
         raise InfeasibleError(f"{deployment.model.name} does not fit: {budget.reason}", reasons=[str(budget.reason)])
     # Several groups of layers share the pool: a token then costs a block in each, and what counts is tokens.
-    blocks = min(budget.num_blocks, budget.kv_cache_tokens // budget.block_size + 1)
+    size, blocks = engine.max_model_len, int(budget.max_concurrency) + 1  # states alone: a sequence has one place
+    if budget.block_size:
+        size, blocks = budget.block_size, min(budget.num_blocks, budget.kv_cache_tokens // budget.block_size + 1)
     settings = SchedulerSettings(
-        block_size=budget.block_size, num_blocks=max(blocks, 2), max_num_seqs=engine.max_num_seqs,
+        block_size=size, num_blocks=max(blocks, 2), max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens, max_model_len=engine.max_model_len,
         enable_prefix_caching=engine.enable_prefix_caching, enable_chunked_prefill=engine.enable_chunked_prefill,
         long_prefill_token_threshold=engine.long_prefill_token_threshold, policy=engine.scheduling_policy,
