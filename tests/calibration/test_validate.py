@@ -140,7 +140,9 @@ def test_text_has_tables_and_reasons(run: Callable[..., Result], file: Path) -> 
     assert result.exit_code == 0, result.output
     assert "66.7% answered" in result.stdout
     assert "no answer (1): gpu: 'x9000'" in result.stdout
-    assert "harness" in result.stdout and "suspected" in result.stdout
+    assert "harness" in result.stdout and "measured" in result.stdout, "few rows are printed one by one"
+    many = run("--sample", "40", "--jobs", "1", "--by", "engine", "--worst", "3")
+    assert "worst rows" in many.stdout and "suspected" in many.stdout
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from bstar.calibration.suspects import worst_rows
 HEADINGS: Final = (
     "## All rows", "## Aggregated serving", "## Disaggregated serving", "## Static batches and other loads",
     "## Held out", "## The worst rows", "## What is not covered", "## How the rows are replayed",
+    "## Your own rows",
 )  # fmt: skip
 _CAPTIONS: Final = {
     "tpot": "TPOT, predicted against measured; the lines are equality and 20 % beside it.",
@@ -62,7 +63,7 @@ def page_text(outcomes: Sequence[Outcome], *, images: Mapping[str, str], command
         HEADINGS[4], *heldout_lines(),
         HEADINGS[5], *_worst(outcomes),
         HEADINGS[6], *_uncovered(outcomes),
-        HEADINGS[7], _HARNESSES,
+        HEADINGS[7], _HARNESSES, HEADINGS[8], _OWN,
     ]  # fmt: skip
     return "\n".join(parts).rstrip("\n") + "\n"
 
@@ -75,6 +76,20 @@ _HARNESSES: Final = """
 - Rows of latency files: by their load: static batches, all requests at once, closed loops, the largest load.
 - A row was measured, so it ran: where its layout is impossible the nearest possible one is taken, and where the memory
   model says that it does not fit it is granted more. Both are in the row's notes (`--json`).
+"""
+
+
+_OWN: Final = """
+Any CSV with these columns is replayed the same way; others are ignored, and those after `concurrency` may be missing. A
+row that cannot be read, or whose model or GPU is not known, has a reason instead of a prediction.
+
+<!-- output: free -->
+```console
+$ printf '%s\\n' \\
+    engine,model,gpu,isl_tokens,osl_tokens,concurrency,weight_dtype,num_gpus,attention_tp,harness,ttft_ms,tpot_ms \\
+    vllm,llama-3.1-70b,h100,1024,1024,64,fp8,4,4,inferencex,256,19.5 > points.csv
+$ bstar validate --points points.csv --by engine
+```
 """
 
 

@@ -92,7 +92,9 @@ class _Context:
             (name, key, _grouped(outcomes, key)) for name, key in _GROUPS)
 
     def reason(self, outcome: Outcome, metric: Metric) -> str:
-        """The first rule that applies."""
+        """The first rule that applies; nothing for an error within the noise of repeats."""
+        if abs(outcome.error(metric) or 0.0) < _NOISE:
+            return ""
         rules = (self._label, self._floor, self._repeated, self._out_of_line, self._queue, self._group, self._assumed,
                  self._stall, self._experts)
         found = (rule(outcome, metric) for rule in rules)

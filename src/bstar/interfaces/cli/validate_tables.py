@@ -7,19 +7,22 @@ from typing import Any
 
 from bstar.calibration.peer import PEER_NAME
 from bstar.calibration.summary import ErrorFigures, Outcome, Summary, kind_of, summaries_by, summary_of
-from bstar.calibration.suspects import worst_rows
+from bstar.calibration.suspects import label, worst_rows
 from bstar.interfaces.cli import output
+from bstar.units import format_seconds
 
 _COLUMNS = ("", "rows", "counted", "answered", "TPOT med", "mean", "bias", "TTFT med", "|ln|", "tok/s med",
             "peer TPOT", "ours", "peer TTFT", "ours")
 _MOST_GROUPS = 24
+# Files of so few rows are printed row by row.
+_FEW = 24
 
 
 def validation_parts(outcomes: Sequence[Outcome], axes: Sequence[str], *, worst: int) -> list[Any]:
     """Renderables: a table of kinds and of each axis, the worst rows, what is not answered."""
     whole = summary_of(outcomes)
     parts: list[Any] = [
-        output.heading("validation", f"{whole.rows:,} rows, {whole.counted:,} count, "
+        output.heading("validation", f"{whole.rows:,} row{'s' if whole.rows != 1 else ''}, {whole.counted:,} counted, "
                        f"{percent(whole.coverage_fraction)} answered"),
     ]
     kinds = summaries_by(outcomes, "kind")
@@ -30,7 +33,9 @@ def validation_parts(outcomes: Sequence[Outcome], axes: Sequence[str], *, worst:
     parts.append(output.line(
         "errors are |predicted / measured − 1| (bias: its signed mean, |ln|: mean of |ln predicted / measured|) over "
         f"rows that count; peer: {PEER_NAME}, medians on the rows that it answers", style="dim"))
-    if worst:
+    if len(outcomes) <= _FEW:
+        parts += _all_rows(outcomes)
+    elif worst:
         parts += _worst(outcomes, worst)
     return parts + _unanswered(outcomes)
 
@@ -59,6 +64,29 @@ def _peer(summary: Summary) -> tuple[str, ...]:
         return "–", "–", "–", "–"
     figures: list[ErrorFigures] = [summary.peer[m][who] for m in ("tpot", "ttft") for who in ("peer", "bstar")]
     return tuple(percent(f.median_ape) for f in figures)
+
+
+def _all_rows(outcomes: Sequence[Outcome]) -> list[Any]:
+    """Predicted and measured, row by row; the range holds four of five measurements that no fit has seen."""
+    rows = []
+    for o in outcomes:
+        found = o.prediction
+        rows.append((
+            o.point.id, label(o.point), _time(found.ttft_s), _range(found.ttft_range_s), _time(o.point.ttft_s),
+            signed(o.error("ttft")), _time(found.tpot_s), _range(found.tpot_range_s), _time(o.point.tpot_s),
+            signed(o.error("tpot")),
+        ))  # fmt: skip
+    columns = ("row", "what", "TTFT", "range", "measured", "error", "TPOT", "range", "measured", "error")
+    return [output.line(""), output.table(columns, rows, left=(0, 1), fold=(1,))]
+
+
+def _time(seconds: float | None) -> str:
+    return "–" if seconds is None else format_seconds(seconds)
+
+
+def _range(found: tuple[float, float] | None) -> str:
+    """The two ends in the unit of the first."""
+    return "–" if found is None else f"{format_seconds(found[0])} – {format_seconds(found[1])}"
 
 
 def _worst(outcomes: Sequence[Outcome], count: int) -> list[Any]:
