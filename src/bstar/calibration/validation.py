@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,14 @@ def _predictions(points: Sequence[Point], profile: Profile | None, jobs: int) ->
         return
     # A fresh interpreter each: compiled code and its threads do not survive a fork everywhere.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(points) // _CHUNK + 1), mp_context=context) as pool:
-        yield from pool.map(one, points, chunksize=_CHUNK)
+    done = 0
+    try:
+        with ProcessPoolExecutor(min(jobs, len(points) // _CHUNK + 1), mp_context=context) as pool:
+            for prediction in pool.map(one, points, chunksize=_CHUNK):
+                yield prediction
+                done += 1
+    except BrokenProcessPool:  # a program without a file of its own cannot be started again; nor one out of memory
+        yield from map(one, points[done:])
 
 
 def _safely(point: Point, profile: Profile | None) -> Prediction:
