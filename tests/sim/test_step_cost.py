@@ -79,3 +79,19 @@ def test_pipeline_stages_share_a_round() -> None:
     for batch in (4, 37, 200):
         want = bstar.latency.decode_step_time(deployment, batch, 3000.0).expected_s
         assert seconds(cost, np.full(batch, 3000), []) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize(("model", "tolerance"), [
+    ("llama-3.1-8b", 1e-12), ("deepseek-r1", 1e-12), ("qwen3-30b-a3b", 1e-12), ("gpt-oss-120b", 2e-3)])
+def test_verification_of_drafts_is_priced_as_latency_prices_it(model: str, tolerance: float) -> None:
+    """Four tokens a sequence, alone and beside prompt chunks; windows count at their fullest."""
+    deployment = bstar.deployment(model=model, gpu="h200-sxm-141gb", tp=8)
+    cost = step_cost(deployment, max_tokens=8192, max_sequences=512, decode_tokens=4)
+    assert cost.decode_tokens == 4
+    rng = np.random.default_rng(5)
+    for chunks in ([], [(700, 30)], [(2000, 0), (300, 4000)]):
+        contexts = rng.integers(1000, 20_000, 60)
+        rows = [(4.0, float(c + 3), 1.0, False) for c in contexts]
+        shape = BatchShape.from_rows(rows + [(float(q), float(q + k), 1.0, True) for q, k in chunks])
+        np.testing.assert_allclose(
+            seconds(cost, contexts, chunks), step_times_s(deployment, [shape])[1][0], rtol=tolerance)

@@ -134,7 +134,9 @@ def step_seconds(cost: StepCost, plan: Plan) -> float:
             x[FIRST_SPAN + 2 * g + 1] += keys / stride
     if x[PROMPT] == 0:
         return float(cost.decode_s[int(x[DECODE])] + reach_s)
-    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[len(plan.tokens)] + cost.linear @ x
+    drafts = (cost.decode_tokens - 1) * int(x[DECODE])
+    tokens += drafts
+    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[len(plan.tokens) + drafts] + cost.linear @ x
     total += cost.prompt_fixed_s + (cost.decode_fixed_s if x[DECODE] else 0.0)
     for compute, memory, first, base, phase in zip(
         cost.row_compute, cost.row_memory, cost.row_compute_base, cost.row_base, cost.row_phase, strict=True
@@ -143,7 +145,8 @@ def step_seconds(cost: StepCost, plan: Plan) -> float:
             total += ((first + compute @ x) ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
     launching = cost.launch_s if tokens > cost.graph_tokens else cost.piece_s
     total = (total**cost.power + launching**cost.power) ** (1 / cost.power)
-    return float(total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s)
+    total += cost.host_s + cost.host_sequence_s * x[SEQUENCES] + cost.decode_reach_s * x[DECODE]
+    return float(total + reach_s)
 
 
 def _sees(position: int, limit: int, restarts: bool) -> int:

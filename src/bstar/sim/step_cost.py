@@ -37,22 +37,25 @@ _PHASE: Final[dict[Statistic, int]] = {("decode_tokens", None): 1, ("prefill_tok
 
 def step_cost(
     deployment: Deployment, *, max_tokens: int, max_sequences: int, one_rank: bool = False,
-    model: StepModel | None = None,
+    model: StepModel | None = None, decode_tokens: int = 1,
 ) -> StepCost:  # fmt: skip
     """Step times of steps of up to `max_tokens` tokens of up to `max_sequences` sequences.
 
     one_rank   these are counts of one attention-data-parallel rank; else of the replica
     model      step times that differ from the deployment's own: a calibrated model
+    decode_tokens   tokens of each decoding sequence: 1 + drafts in a verification step (drafting itself is not in it).
+               Windows count at their fullest, the greater of cache and arithmetic is taken per key
     """
     ranks = deployment.parallel.attention_dp
-    return _Sorter(model or step_model(deployment), ranks, one_rank).cost(max_tokens, max_sequences)
+    sorter = _Sorter(model or step_model(deployment), ranks, one_rank, float(decode_tokens))
+    return sorter.cost(max_tokens, max_sequences)
 
 
 class _Sorter:
     """One pass over the operators of a step model."""
 
-    def __init__(self, model: StepModel, attention_dp: int, one_rank: bool) -> None:
-        self.model = model
+    def __init__(self, model: StepModel, attention_dp: int, one_rank: bool, each: float) -> None:
+        self.model, self.each = model, each
         self.statistics = model.step.statistics
         # What one more of a count adds to a statistic on a rank; experts see the tokens of all ranks.
         own, everybody = (1.0, float(attention_dp)) if one_rank else (1.0 / attention_dp, 1.0)
@@ -69,7 +72,9 @@ class _Sorter:
         reach: dict[tuple[int, bool], float] = {(0, False): 0.0}
         rows: list[_Row] = []
         streaming, rounded = set(m.streaming.tolist()), set(m.rounded.tolist())
-        by_tokens, by_sampled = _Table(m, max_tokens, self.unit), _Table(m, max_sequences + 1, self.unit)
+        drafts = int(self.each - 1.0) * max_sequences
+        by_tokens, by_sampled = (_Table(m, most + drafts, self.unit) for most in (max_tokens, max_sequences + 1))
+        extra_s = 0.0
         for i in range(len(m.step.works)):
             row = self.statistics[int(m.row_index[i])]
             phase = _PHASE.get(row, 0)
@@ -79,7 +84,8 @@ class _Sorter:
             elif used <= _SAMPLED and row in _SAMPLED:
                 by_sampled.add(i, rounded=i in rounded)
             elif i in streaming:
-                linear += self._decode_attention(i, reach)
+                more, extra = self._decode_attention(i, reach)
+                linear, extra_s = linear + more, extra_s + extra
                 fixed[phase] += m.fixed_s[i] + m.weights_s[i]
             elif i in rounded:
                 rows.append((self._over_x(self.compute[i]), self._over_x(self.activations[i] + self.cache[i]),
@@ -89,14 +95,17 @@ class _Sorter:
                 linear += self._over_x(self.activations[i] + self.cache[i])
                 fixed[phase] += m.fixed_s[i] + m.weights_s[i]
             assert m.step.works[i].routing is None or used <= _TOKENS, "routed weights follow the tokens"
-        decode = self._decode_steps(max_sequences + 1)
-        return self._assembled(by_tokens.seconds(), by_sampled.seconds(), decode, linear, fixed, reach, rows)
+        decode = self._decode_steps(max_sequences + 1, extra_s)
+        cost = self._assembled(by_tokens.seconds(), by_sampled.seconds(), decode, linear, fixed, reach, rows)
+        return cost._replace(decode_tokens=int(self.each), decode_reach_s=extra_s)
 
-    def _decode_steps(self, most: int) -> Floats:
+    def _decode_steps(self, most: int, extra_s: float) -> Floats:
         """Seconds of decode steps of 1 … most sequences at no context, as the model has them; entry 0 is 0."""
-        share = self.model.microbatch(np.arange(1.0, most + 1))
-        counts = np.array([float(name in _DECODE_COUNTS) for name, _ in self.statistics]) * self.unit
-        return np.concatenate([[0.0], self.model.expected_s(np.multiply.outer(counts, share))])
+        batch = np.arange(1.0, most + 1)
+        counts = np.array([
+            (1.0 if name == "sequences" else self.each) * float(name in _DECODE_COUNTS) for name, _ in self.statistics])
+        values = np.multiply.outer(counts * self.unit, self.model.microbatch(batch))
+        return np.concatenate([[0.0], self.model.expected_s(values) + extra_s * batch])
 
     def _over_x(self, rates: Floats) -> Floats:
         """Rates per statistic as rates per entry of x. Decode spans have no entry: they are handled apart."""
@@ -105,14 +114,15 @@ class _Sorter:
             name, span = self.statistics[j]
             value = rates[j] * self.unit[j] / self.model.pipeline_stages
             if name in ("tokens", "expert_tokens"):
-                out[DECODE] += value
+                out[DECODE] += value * self.each
                 out[PROMPT] += value
             elif name == "decode_tokens":
-                out[DECODE] += value
+                out[DECODE] += value * self.each
             elif name == "prefill_tokens":
                 out[PROMPT] += value
             elif name in ("sequences", "sampled"):
                 out[SEQUENCES] += value
+                out[DECODE] += value * (self.each - 1.0) * (name == "sampled")
             elif name == "cached_prefill":
                 out[CACHED] += value
             elif span is not None and name.endswith("_prefill"):
@@ -122,25 +132,33 @@ class _Sorter:
                 raise AssertionError(f"statistic {name} has no place in a prompt step")
         return out
 
-    def _decode_attention(self, i: int, reach: dict[tuple[int, bool], float]) -> Floats:
-        """Decode attention: its rates per token of reach go into `reach`, the rest is returned per x."""
-        rest = self.activations[i].copy()
+    def _decode_attention(self, i: int, reach: dict[tuple[int, bool], float]) -> tuple[Floats, float]:
+        """Decode attention: its rates per token of reach go into `reach`; returned are the rest per x, and per sequence
+        what q > 1 tokens take beyond the reach of the first.
+
+        They attend q·c − q(q − 1)/2 pairs and c keys at the context c of the last, q − 1 beyond that of the first.
+        """
+        rest, q = self.activations[i].copy(), self.each
         per_span: dict[Span, list[float]] = {}
+        extra_s, pairs_more = 0.0, q * (q - 1.0) / 2.0
         for j, (name, span) in enumerate(self.statistics):
             if span is None or not name.endswith("_decode"):
                 continue
             entry = per_span.setdefault(span, [0.0, 0.0, 0.0])
             share = self.unit[j] / self.model.pipeline_stages
-            entry[0] += self.compute[i, j] * share
+            pairs = name == "pairs_decode"
+            entry[0] += self.compute[i, j] * share * q
             entry[1] += self.cache[i, j] * share
-            entry[2] += rest[j] * share
+            entry[2] += rest[j] * share * (q if pairs else 1.0)
+            extra_s += rest[j] * share / span.stride * (pairs_more if pairs else q - 1.0)
             rest[j] = 0.0
         busy = {span: e for span, e in per_span.items() if any(e)}
         assert len(busy) <= 1 and not np.any(self.cache[i] * (rest != 0)), "decode attention sees one span"
         for span, (compute, cache, moved) in busy.items():
             key = (span.limit or 0, span.chunked and span.limit is not None)
             reach[key] = reach.get(key, 0.0) + (max(compute, cache) + moved) / span.stride
-        return self._over_x(rest)
+            extra_s += (compute * (q - 1.0) / 2.0 if compute > cache else cache * (q - 1.0)) / span.stride
+        return self._over_x(rest), extra_s
 
     def _assembled(
         self, by_tokens: Floats, by_sampled: Floats, decode: Floats, linear: Floats, fixed: Floats,

@@ -42,6 +42,9 @@ class StepCost(NamedTuple):
     host_s, host_sequence_s   the engine's work for a step and for each of its sequences, beside the kernels
     launch_s     launching all kernels of a step from the host
     piece_s, graph_tokens   of mixed steps of up to so many tokens: they are replayed from a graph in pieces
+    decode_tokens   tokens that each decoding sequence of x[DECODE] stands for (verification of drafts); the counts that
+                 are handed in hold one each
+    decode_reach_s   of each decoding sequence, its drafts' attention beyond `span_rate` at the first token's context
     """
 
     decode_s: Floats
@@ -68,6 +71,8 @@ class StepCost(NamedTuple):
     launch_s: float = 0.0
     piece_s: float = 0.0
     graph_tokens: int = 0
+    decode_tokens: int = 1
+    decode_reach_s: float = 0.0
     row_compute_base: Floats = np.zeros(0)
 
 
@@ -111,7 +116,8 @@ def add_chunk(cost: StepCost, x: Floats, new: int, cached: int) -> None:
 @inlined
 def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: float) -> float:
     """A step of `tokens` tokens, `sampled` positions that need logits and the counts x; `reach_s` of its decodes."""
-    total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[sampled]
+    drafts = (cost.decode_tokens - 1) * int(x[DECODE])
+    total = cost.step_s + cost.token_s[tokens + drafts] + cost.sampled_s[sampled + drafts]
     if x[DECODE] > 0.0:
         total += cost.decode_fixed_s
     if x[PROMPT] > 0.0:
@@ -131,9 +137,9 @@ def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: 
             total += np.cbrt(compute * compute * compute + memory * memory * memory)
         else:
             total += (compute**cost.power + memory**cost.power) ** (1.0 / cost.power)
-    launching = cost.launch_s if tokens > cost.graph_tokens else cost.piece_s
+    launching = cost.launch_s if tokens + drafts > cost.graph_tokens else cost.piece_s
     if cost.power == 3.0:
         total = np.cbrt(total * total * total + launching * launching * launching)
     else:
         total = (total**cost.power + launching**cost.power) ** (1.0 / cost.power)
-    return total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s
+    return total + cost.host_s + cost.host_sequence_s * x[SEQUENCES] + reach_s + cost.decode_reach_s * x[DECODE]
