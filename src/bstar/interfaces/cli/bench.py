@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bstar.errors import ConfigError, SpecError
+from bstar.errors import BstarError, ConfigError, SpecError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.bench_options import (
     LoadMaker,
@@ -99,7 +99,20 @@ def one_run(server: Prepared, traffic: Any, how: RunOptions, out: Path | None, w
     from bstar.measure.run import bench as measure
 
     with progress(what) as report:
-        return measure(server, traffic, replace(how, on_progress=report), out=out)
+        run = measure(server, traffic, replace(how, on_progress=report), out=out)
+    if out is not None and not run.write_error:
+        _write_page(out)
+    return run
+
+
+def _write_page(out: Path) -> None:
+    """The run as a page in its folder. A page that cannot be written costs no run."""
+    from bstar.interfaces.report.run_page import write_run_page
+
+    try:
+        write_run_page(out)
+    except (BstarError, OSError) as error:
+        output.warn(f"report.html was not written: {error}")
 
 
 def _take_runs(options: dict[str, Any]) -> tuple[int, Precision | None]:
