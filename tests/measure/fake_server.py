@@ -115,6 +115,7 @@ class FakeServer:
         self._ready.set()
         try:
             await self._over.wait()
+            await asyncio.sleep(0.02)  # asyncio drops a connection that is being accepted when its server closes
         finally:
             server.close()
 

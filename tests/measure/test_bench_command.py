@@ -13,6 +13,9 @@ import time
 import pytest
 from fake_server import FakeServer, choice, good
 
+# A process each, half a second and more; `make test` runs them.
+slow = pytest.mark.slow
+
 KEY = "sk-very-secret-0123456789"
 
 
@@ -50,6 +53,7 @@ def test_json_is_all_of_stdout_and_the_folder_is_written(tmp_path):
     assert "Traceback" not in err
 
 
+@slow
 def test_a_sweep_has_a_folder_a_load_and_one_sheet(tmp_path):
     with FakeServer(good) as server:
         code, out, err = call("--url", server.url, "--input", "10", "--output", "2", "--sweep", "concurrency=1,2",
@@ -62,6 +66,7 @@ def test_a_sweep_has_a_folder_a_load_and_one_sheet(tmp_path):
     assert "concurrency" in out
 
 
+@slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_keeps_it(how, tmp_path):
     async def slow(answer, body):
@@ -82,6 +87,7 @@ def test_a_signal_ends_the_run_and_keeps_it(how, tmp_path):
     assert kept["num_finished"] == found["num_finished"]
 
 
+@slow
 def test_running_out_of_files_is_the_clients_fault(tmp_path):
     """60 streams with room for fewer descriptors: the run ends, says so, and is no result (exit code 1)."""
     async def slow(answer, body):
@@ -98,6 +104,7 @@ def test_running_out_of_files_is_the_clients_fault(tmp_path):
     assert found["num_finished"] > 0
 
 
+@slow
 def test_a_full_disk_is_exit_code_2_and_the_figures_are_printed(tmp_path):
     """A limit on the size of files stands in for a full disk: the same write fails, at the same place."""
     with FakeServer(good) as server:
@@ -111,6 +118,7 @@ def test_a_full_disk_is_exit_code_2_and_the_figures_are_printed(tmp_path):
     assert "Traceback" not in err
 
 
+@slow
 def test_the_key_is_sent_and_shows_nowhere(tmp_path):
     """Not even where a server sends it back in an error."""
     async def tells(answer, body):
@@ -186,6 +194,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, said, tmp_path, monkey
     assert said in last
 
 
+@slow
 def test_prompts_of_files(tmp_path):
     file = tmp_path / "share.json"
     file.write_text(json.dumps([
@@ -213,6 +222,7 @@ def test_prompts_of_files(tmp_path):
         assert "--output" in err
 
 
+@slow
 def test_conversations_from_the_command(tmp_path):
     with FakeServer(good) as server:
         code, out, err = call("--url", server.url, "--api", "chat", "--turns", "3", "--input", "10", "--output", "3",
@@ -221,6 +231,7 @@ def test_conversations_from_the_command(tmp_path):
     assert json.loads(out)["num_finished"] == 12
 
 
+@slow
 def test_nothing_is_left_behind_when_the_server_dies(tmp_path):
     """The server goes away in the middle: the run ends by itself, with what was measured."""
     async def dies(answer, body):

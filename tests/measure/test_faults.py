@@ -319,7 +319,7 @@ def slow_until(count, then):
     return behave
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_keeps_what_was_measured(workers, tmp_path):
     """As a terminal does it: SIGINT to this process while the load runs."""
     behave = slow_until(20, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -333,6 +333,7 @@ def test_ctrl_c_keeps_what_was_measured(workers, tmp_path):
     assert len(kept.table) == len(run.table)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_the_others_results(tmp_path, monkeypatch):
     from bstar.measure import fleet
 

@@ -10,9 +10,9 @@ from servers import Server
 
 pytest.importorskip("httptools")
 
-from bstar.measure import BodyOptions, RunOptions, bench, parse_endpoint, prepare  # noqa: E402
-from bstar.measure.job import TextSource  # noqa: E402
-from bstar.traffic import closed_loop, poisson, prefix_groups, sessions  # noqa: E402
+from bstar.measure import BodyOptions, RunOptions, bench, parse_endpoint, prepare
+from bstar.measure.job import TextSource
+from bstar.traffic import closed_loop, poisson, prefix_groups, sessions
 
 pytestmark = pytest.mark.vllm
 

@@ -97,7 +97,8 @@ class RequestTable:
         """
         return RequestRecords(
             sent_s=self.intended_s if intended else self.sent_s,
-            first_token_s=np.where(self.succeeded, self.first_token_s, np.nan), finish_s=self.finish_s, input_tokens=self.input_tokens,
+            first_token_s=np.where(self.succeeded, self.first_token_s, np.nan), finish_s=self.finish_s,
+            input_tokens=self.input_tokens,
             output_tokens=np.where(self.succeeded, self.output_tokens, 0),
         )  # fmt: skip
 

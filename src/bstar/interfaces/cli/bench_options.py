@@ -216,7 +216,7 @@ def _ramped(load: Traffic, over_s: float) -> Traffic:
     import numpy as np
 
     if load.concurrency is None:
-        raise SpecError("--ramp-up: clients of a closed loop start so; for a rate use --rate-curve ramp:2-10,over=10min")
+        raise SpecError("--ramp-up: clients of a closed loop start so; with a rate use --rate-curve ramp:2-10,over=9min")
     arrival, clients = np.array(load.arrival_s), load.num_scheduled
     arrival[:clients] = np.arange(clients) * (over_s / clients)
     return replace(load, arrival_s=arrival)
