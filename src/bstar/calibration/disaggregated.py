@@ -33,6 +33,11 @@ from bstar.specs.deployment import Deployment
 ACCEPTANCE: Final = Acceptance(probability=0.8, decay=0.7)
 # Handing a cache over, beside its bytes: metadata and a round trip of the transfer engine (assumed).
 HANDOVER_S: Final = 5e-3
+# The engine inside a Dynamo release before the one given (Dynamo's support matrix).
+_DYNAMO: Final = {
+    "trtllm": (((0, 6), "1.1.0rc5"), ((0, 8), "1.2.0rc2"), ((1, 0), "1.2.0rc6")),
+    "sglang": (((0, 6), "0.5.3"), ((0, 8), "0.5.5"), ((1, 0), "0.5.8")),
+}
 _UNLIMITED: Final = 1 << 40
 
 
@@ -104,7 +109,8 @@ def deployments_of(point: Point, layout: DisaggregatedLayout) -> tuple[Deploymen
     seats.
     """
     kv = point.kv_dtype or ("fp8" if point.harness == "inferencex" else None)
-    laid = replace(point, prefill=layout.prefill.pool, decode=layout.decode.pool, kv_dtype=kv)
+    laid = replace(point, prefill=layout.prefill.pool, decode=layout.decode.pool, kv_dtype=kv,
+                   engine_version=_engine_version(point))  # fmt: skip
     prefill, decode = deployment_of(laid, side="prefill"), deployment_of(laid, side="decode")
     seats = min(layout.seats, point.concurrency)
     return (
@@ -112,6 +118,21 @@ def deployments_of(point: Point, layout: DisaggregatedLayout) -> tuple[Deploymen
         replace(decode, engine=replace(decode.engine, max_num_seqs=seats,
                                        cudagraph_max_size=seats * (1 + layout.drafted))),
     )  # fmt: skip
+
+
+def _engine_version(point: Point) -> str:
+    """The engine's version, where the row has that of the Dynamo release that served it (or none, the first runs)."""
+    versions = _DYNAMO.get(point.engine.lower())
+    if point.harness != "inferencex" or versions is None:
+        return point.engine_version
+    if not point.engine_version:
+        return versions[0][1]
+    if point.engine.lower() == "sglang" and "-rc" not in point.engine_version:
+        return point.engine_version
+    release = tuple(int(n) for n in point.engine_version.split("-")[0].split(".")[:2] if n.isdigit())
+    if release >= (1, 0):
+        return point.engine_version
+    return next((engine for until, engine in versions if release < until), versions[-1][1])
 
 
 def _pools(
