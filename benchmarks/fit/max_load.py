@@ -28,7 +28,8 @@ from bstar.calibration.bundled import LATENCY, bundled_points
 from bstar.calibration.latency_points import LatencyPoint, latency_point
 from bstar.calibration.latency_points_mapping import latency_deployment
 from bstar.calibration.latency_points_replay import replay_latency_point
-from bstar.latency.constants import Constants, constants_for
+from bstar.latency.constant_values import resolved_values
+from bstar.latency.constants import Constants, constant_key
 from bstar.specs.deployment import Deployment
 
 Floats = NDArray[np.float64]
@@ -68,7 +69,9 @@ def rows_of(points: Sequence[LatencyPoint]) -> list[Row]:
             continue
         deployment = latency_deployment(p).deployment
         if deployment.engine.name == "trtllm" and (0, 10) <= deployment.engine.version_tuple < (1, 0):
-            out.append(Row(point=p, deployment=deployment, constants=constants_for(deployment)))
+            # What an earlier run of this fit found is left out; what the static batches gave is not.
+            found = resolved_values(constant_key(deployment), without=(OUT.name,))
+            out.append(Row(point=p, deployment=deployment, constants=Constants(found)))
     return out
 
 

@@ -59,8 +59,11 @@ def _generation(compute_capability: int | None) -> dict[str, Any]:
     return found
 
 
-def resolved_values(key: ConstantKey) -> dict[str, Value]:
-    """Every constant's value for `key`. Raises SpecError for an engine that no file knows."""
+def resolved_values(key: ConstantKey, *, without: tuple[str, ...] = ()) -> dict[str, Value]:
+    """Every constant's value for `key`. Raises SpecError for an engine that no file knows.
+
+    without   fitted files to leave out: what a fit that writes them starts from
+    """
     engines = _file("engines.toml")
     if key.engine not in engines:
         known = ", ".join(sorted(name for name in engines if name != "shared"))
@@ -70,7 +73,7 @@ def resolved_values(key: ConstantKey) -> dict[str, Value]:
         raw = engines[part]
         for name, value in _flat({k: v for k, v in raw.items() if k != "provenance"}):
             out[name] = Value(value=value, provenance=raw["provenance"], source=f"engines.toml [{part}]")
-    out.update(_fitted(key))
+    out.update(_fitted(key, without))
     return out
 
 
@@ -137,7 +140,7 @@ def _fits() -> tuple[dict[str, Any], ...]:
     return tuple({"source": name} | raw for name in names for raw in _file(name).get("value", []))
 
 
-def _fitted(key: ConstantKey) -> dict[str, Value]:
+def _fitted(key: ConstantKey, without: tuple[str, ...] = ()) -> dict[str, Value]:
     """Entries of data/fitted*.toml that hold for `key`; of one name, the one with most conditions.
 
     [[value]] name, value, standard_error, rows; conditions: engine, since and until (engine versions, from and
@@ -145,7 +148,7 @@ def _fitted(key: ConstantKey) -> dict[str, Value]:
     """
     best: dict[str, tuple[tuple[int, tuple[int, ...]], Value]] = {}
     for raw in _fits():
-        if not _holds(raw, key):
+        if raw["source"] in without or not _holds(raw, key):
             continue
         conditions = [name in raw for name in ("engine", "generation", "device")] + ["since" in raw or "until" in raw]
         rank = sum(conditions), _version(raw.get("since", ""))

@@ -35,7 +35,7 @@ LINKS: Final = ("nvlink", "pcie", "network")
 MATRIX_FAMILIES: Final = (*(f"gemm.{c}" for c in GEMM_CLASSES), *(f"moe_gemm.{c}" for c in GEMM_CLASSES))
 KERNEL_FAMILIES: Final = (
     *MATRIX_FAMILIES, "attention_decode.wide", "attention_decode.narrow", "attention_decode.latent",
-    "attention_prefill", "elementwise", "state",
+    "attention_decode.scalar", "attention_prefill", "elementwise", "state",
 )  # fmt: skip
 
 

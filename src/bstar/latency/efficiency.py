@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from bstar.errors import SpecError
 from bstar.physics.arithmetic import computed_dtype
 from bstar.physics.work import Work
 from bstar.specs.device import DeviceSpec, LinkSpec
+from bstar.specs.engine import EngineSettings
 from bstar.specs.formats import FORMATS, KvFormat
 
 LinkKind = Literal["nvlink", "pcie", "network"]
@@ -42,10 +43,19 @@ def kernel_dtype(work: Work, device: DeviceSpec) -> str | None:
     return computed_dtype(device, work.compute_dtype)
 
 
-def kernel_family(work: Work, kv: KvFormat, computed: str | None) -> str:
+# Engines whose decode attention ran on CUDA cores: before which version, but for the group of query heads per cached
+# head that had a kernel for tensor cores. TensorRT-LLM 0.9: its XQA kernels are compiled for groups of 8
+# (xqa …_nqpkv_8_…), every other model takes the masked multi-head attention kernel.
+_SCALAR_ATTENTION: Final[dict[str, tuple[tuple[int, ...], int]]] = {"trtllm": ((0, 10), 8)}
+
+
+def kernel_family(
+    work: Work, kv: KvFormat, computed: str | None, *, engine: EngineSettings | None = None, group: int = 1
+) -> str:
     """The family of constants of a work's kernel ("gemm.fp8", "attention_decode.wide", …); not of a collective.
 
     computed   `kernel_dtype` of the work
+    group      query heads per cached head on a rank, of decode attention
     """
     if work.kind in ("gemm", "moe_gemm"):
         fmt = FORMATS.get(work.weight_format)
@@ -54,6 +64,9 @@ def kernel_family(work: Work, kv: KvFormat, computed: str | None) -> str:
     if work.kind == "attention_decode":
         if work.form == "latent":
             return "attention_decode.latent"
+        until, on_tensor_cores = _SCALAR_ATTENTION.get(engine.name if engine else "", ((), 0))
+        if engine is not None and () < engine.version_tuple < until and group != on_tensor_cores:
+            return "attention_decode.scalar"
         return "attention_decode.narrow" if kv.bits < 16 or work.form == "index" else "attention_decode.wide"
     if work.kind == "attention_prefill":
         return "attention_prefill"

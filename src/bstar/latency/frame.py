@@ -107,6 +107,12 @@ _CACHE: OrderedDict[int, tuple[Deployment, StepFrame]] = OrderedDict()
 _CACHE_SIZE: Final = 2048
 
 
+def _query_group(step: CompiledStep, i: int, deployment: Deployment) -> int:
+    """Query heads per cached head of a decode attention, read off its work: 2 FLOPs a query head and cached element."""
+    elements = step.kv_reads[i].sum() * 8 / deployment.kv_format.bits
+    return max(1, round(step.flops[i].sum() / (2.0 * elements))) if elements else 1
+
+
 def frame_for(deployment: Deployment) -> StepFrame:
     """The frame of `deployment`, built once (kept by identity). Raises SpecError for links that are not known."""
     found = _CACHE.get(id(deployment))
@@ -141,7 +147,8 @@ def _build(deployment: Deployment) -> StepFrame:
             note = fallback_note(device, work.compute_dtype)
             if note is not None:
                 notes[note] = None
-        family = kernel_family(work, deployment.kv_format, computed)
+        family = kernel_family(work, deployment.kv_format, computed, engine=deployment.engine,
+                               group=_query_group(step, i, deployment))
         places[:3, i] = [names.place(f"{family}.{field}") for field in ("t0_s", "compute", "memory")]
         if work.kind in ("gemm", "moe_gemm"):
             places[3, i] = names.place(f"{family}.half_rows")
