@@ -269,7 +269,8 @@ def build_step_model(deployment: Deployment, constants: Constants) -> StepModel:
         layers_s=frame.layers * constants["layer_s"] + frame.moe_layers * constants["moe_layer_s"],
         launch_s=(frame.layers - frame.latent_layers - frame.state_layers) * constants["eager_layer_s"]
         + frame.latent_layers * constants["eager_latent_layer_s"]
-        + frame.state_layers * constants["eager_state_layer_s"],
+        + frame.state_layers * constants["eager_state_layer_s"]
+        + frame.moe_layers * constants["eager_moe_layer_s"],
         piece_s=frame.layers * constants["piece_layer_s"],
         per_step_s=constants["step_s"], per_sequence_s=constants["sequence_s"],
         pipeline_stages=deployment.parallel.pp, name_matrix=frame.name_matrix, tokens_index=frame.tokens_index,
