@@ -221,6 +221,7 @@ def test_the_page_in_docs_is_up_to_date_in_form() -> None:
         assert 0 < (page.parent / image).stat().st_size < 400_000
 
 
+@pytest.mark.slow
 def test_a_page_and_charts_are_written(run: Callable[..., Result], tmp_path: Path) -> None:
     pytest.importorskip("altair")
     page = tmp_path / "page.md"

@@ -41,6 +41,7 @@ _DTYPES: Final = {
 }  # fmt: skip
 # Tokens beyond the nominal lengths that the harnesses give max_model_len.
 _SPARE_TOKENS: Final = 256
+_SMALL_BUDGET: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +127,16 @@ def _undocumented(point: Point) -> dict[str, Any]:
     """Flags of NVIDIA's runs, which no recipe lists: those that explain their TTFT.
 
     Configured by AIConfigurator: a token budget of a prompt and the batch (max_num_tokens), so about one prompt a step;
-    quantized checkpoints for TensorRT-LLM say that the cache is fp8 too.
+    under vLLM no more than 2,048 (longer prompts are chunked); quantized checkpoints for TensorRT-LLM say that the cache
+    is fp8 too.
     """
     engine = engine_name(point.engine)[0]
     if point.is_disaggregated or engine == "sglang":
         return {}
-    flags: dict[str, Any] = {"max_num_batched_tokens": ceil(point.input_tokens) + point.concurrency}
+    budget = ceil(point.input_tokens) + point.concurrency
+    if engine == "vllm":
+        budget = max(min(_SMALL_BUDGET, budget), point.concurrency)
+    flags: dict[str, Any] = {"max_num_batched_tokens": budget}
     if engine == "trtllm" and (point.weight_dtype or "").lower()[:3] in ("fp8", "fp4", "nvf"):
         flags["kv_cache_dtype"] = "fp8"
     return flags
