@@ -131,14 +131,21 @@ class GpuObserver:
         self._thread = threading.Thread(target=self._loop, name="bstar-gpu", daemon=True)
         self._thread.start()
 
+    @property
+    def telemetry(self) -> Telemetry | None:
+        """What was seen so far; None where the source never answered."""
+        if self._last is None:
+            return None
+        return Telemetry(source=self._last.source, samples=tuple(self._samples), names=self._last.names)
+
     def stop(self) -> Observation:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=10.0)
         self._sample()
-        if self._last is None:
+        seen = self.telemetry
+        if seen is None:
             return Observation(name="gpu", summary={"error": self._failure})
-        seen = Telemetry(source=self._last.source, samples=tuple(self._samples), names=self._last.names)
         summary = seen.summary() if not self._failure else {**seen.summary(), "last_failure": self._failure}
         return Observation(name="gpu", summary=summary, tables={"gpu": seen.columns(self._origin_s)})
 

@@ -1,0 +1,194 @@
+"""`bstar diagnose`: which wall a running server stands at, with the evidence and what would move it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError
+from bstar.interfaces.cli import output
+from bstar.interfaces.cli.deploy import deploy_options, note_deployment, take_deployment
+from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply, complete_models, json_option
+from bstar.interfaces.cli.sections import SectionedCommand
+from bstar.units import format_seconds
+
+if TYPE_CHECKING:
+    from bstar.measure.server.snapshot import Snapshot
+    from bstar.measure.telemetry.table import Telemetry
+    from bstar.specs.deployment import Deployment
+    from bstar.tuning.diagnosis import Diagnosis
+
+_EPILOG = """\b
+Examples:
+  bstar diagnose --url http://127.0.0.1:8000
+  bstar diagnose llama-3.1-8b --gpu h100 --max-num-seqs 64 --url http://127.0.0.1:8000 --window 60s
+  bstar diagnose --from-command "vllm serve Qwen/Qwen3-8B --max-num-seqs 64" --gpu h100 --url http://gpu-7:8000
+  bstar diagnose --url http://127.0.0.1:8000 --telemetry dmon.log
+  bstar diagnose --url http://127.0.0.1:8000 --watch
+
+Counters alone tell idle, KV capacity, max_num_seqs and the token budget. What a step is bound by, and what each knob
+would do, needs the model and GPU that are served (MODEL and --gpu, or --from-command); --profile makes the
+predictions those of this server. It only reads /metrics: no load of its own.
+"""
+
+
+@click.command("diagnose", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
+@apply(
+    click.option("--url", required=True, metavar="URL", help="The server, or its metrics."),
+    click.option("--window", type=SECONDS, default="30s", show_default=True, metavar="T", help="How long to look."),
+    click.option("--interval", type=SECONDS, default="1s", show_default=True, metavar="T", help="Between scrapes."),
+    click.option("--telemetry", metavar="FILE|nvml|URL",
+                 help="GPU counters: a log of nvidia-smi, this machine's NVML, or a DCGM exporter."),
+    click.option("--mean-input", type=POSITIVE, metavar="N", help="Prompt tokens, where the server shows none."),
+    click.option("--mean-output", type=POSITIVE, metavar="N", help="Answer tokens, likewise."),
+    click.option("--watch", "watching", is_flag=True, help="Look again and again, in place (Ctrl-C ends it)."),
+    deploy_options,
+    json_option,
+)
+def diagnose(model_name: str | None, url: str, window: float, interval: float, telemetry: str | None,
+             mean_input: int | None, mean_output: int | None, watching: bool, as_json: bool, **options: Any) -> None:
+    """Name the wall that a running server stands at, from its own counters, and what would move it."""
+    from bstar.measure.server.scraper import MetricsSource
+    from bstar.tuning.diagnosis import diagnose as diagnosed
+    from bstar.tuning.diagnosis import watch
+
+    if watching and as_json:
+        raise SpecError("--watch: shows a live view; leave --json out")
+    seats, budget = options.get("max_num_seqs"), options.get("max_num_batched_tokens")
+    built = _deployment(model_name, options)
+    source = MetricsSource(url=url)
+    log = _log(telemetry)
+
+    def look(on_scrape: Any = None) -> Diagnosis:
+        with _Gpus(telemetry if log is None else None, interval) as gpus:
+            seen = watch(source, window_s=window, interval_s=interval, on_scrape=on_scrape)
+        return diagnosed(seen, built, telemetry=log if log is not None else gpus.seen, max_num_seqs=seats,
+                         max_num_batched_tokens=budget, input_tokens=mean_input, output_tokens=mean_output)
+
+    if watching:
+        _watch(look)
+        return
+    found = look()
+    if as_json:
+        output.print_json(found.to_dict())
+    else:
+        output.show(*_parts(found))
+
+
+def _deployment(model_name: str | None, options: dict[str, Any]) -> Deployment | None:
+    """The deployment of the options; None where no model and GPU are named."""
+    named = model_name is not None or options.get("from_command") is not None or options.get("file") is not None
+    if not named:
+        return None
+    built = take_deployment(model_name, options)
+    note_deployment(built, model_name or built.model.name)
+    return built
+
+
+def _log(telemetry: str | None) -> Telemetry | None:
+    """The telemetry of a file; None for a live source."""
+    if telemetry is None or telemetry == "nvml" or "://" in telemetry:
+        return None
+    from bstar.measure.telemetry.smi_log import read_smi_log
+
+    return read_smi_log(Path(telemetry))
+
+
+class _Gpus:
+    """GPU samples taken while a window is watched; `seen` is None without a source."""
+
+    def __init__(self, place: str | None, interval_s: float) -> None:
+        self.place, self.interval_s = place, interval_s
+        self.seen: Telemetry | None = None
+
+    def __enter__(self) -> _Gpus:
+        from bstar.measure.telemetry.watch import DcgmExporter, GpuObserver, Nvml
+
+        self._observer = None
+        if self.place is not None:
+            source = Nvml() if self.place == "nvml" else DcgmExporter(self.place)
+            source.read()  # a source that shows nothing is an error now, not at the end
+            self._observer = GpuObserver(source, interval_s=self.interval_s)
+            self._observer.start(0.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._observer is not None:
+            self._observer.stop()
+            self.seen = self._observer.telemetry
+
+
+def _watch(look: Any) -> None:
+    """A live view: the last diagnosis, and the gauges of the window under way."""
+    from rich.console import Group
+    from rich.live import Live
+
+    parts: list[Any] = [output.line("looking …", style="dim")]
+    with Live(Group(*parts), console=output.console(), auto_refresh=False, screen=False) as live:
+
+        def on_scrape(snapshot: Snapshot) -> None:
+            live.update(Group(*parts, output.line(_gauges(snapshot), style="dim")), refresh=True)
+
+        while True:
+            found = look(on_scrape)
+            parts = _parts(found)
+            live.update(Group(*parts), refresh=True)
+
+
+def _gauges(snapshot: Snapshot) -> str:
+    shown = [f"{name} {snapshot.gauges[name]:,.4g}" for name in ("running", "waiting", "kv_usage_fraction")
+             if name in snapshot.gauges]  # fmt: skip
+    return "now: " + ", ".join(shown)
+
+
+def _parts(found: Diagnosis) -> list[Any]:
+    seen = found.evidence
+    parts: list[Any] = [output.heading(found.finding.title, f"{seen.engine}, {format_seconds(seen.duration_s)} seen, "
+                                       f"{seen.running.size} scrapes")]
+    parts += [output.line("  " + text) for text in found.finding.because]
+    if found.finding.also:
+        parts.append(output.line("  beside it: " + ", ".join(w.replace("_", "-") for w in found.finding.also)))
+    parts += [output.line(""), output.facts(_facts(found))]
+    if found.effects:
+        rows = [(e.change, _times(e.throughput), _times(e.ttft), _times(e.tpot), e.failed or e.reason)
+                for e in found.effects]
+        parts += [output.line(""), output.table(("what would move it", "tok/s", "TTFT", "TPOT", ""), rows)]
+        best = next((e for e in found.effects if e.command and (e.throughput or 0) > 1.0), None)
+        if best is not None:
+            parts.append(output.line(best.command))
+    parts += [output.line("note: " + note, style="dim") for note in found.notes]
+    return parts
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"× {value:.2f}"
+
+
+def _facts(found: Diagnosis) -> list[tuple[str, ...]]:
+    seen, use = found.evidence, found.use
+    seats = "" if seen.max_num_seqs is None else f"of {seen.max_num_seqs:,} seats"
+    facts: list[tuple[str, ...]] = [
+        ("running", _number(seen.mean_running), seats), ("waiting", _number(seen.mean_waiting), ""),
+        ("KV use", f"{seen.kv_usage.mean():.0%}" if seen.kv_usage.size else "–",
+         f"{_number(seen.preemptions)} preemptions"),
+        ("output", f"{_number(seen.seen.rate('generated_tokens'))} tok/s",
+         f"{_number(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
+        ("step", format_seconds(seen.step_s) if seen.step_s == seen.step_s else "–",
+         f"{_number(seen.step_tokens)} tokens"),
+    ]  # fmt: skip
+    for label, name in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("queue", "queue_s")):
+        value = seen.mean_of(name)
+        if value == value:
+            facts.append((label, format_seconds(value), "mean, as the server says"))
+    if use is not None:
+        facts.append(("MBU / MFU", f"{use.mbu:.0%} / {use.mfu:.0%}", "of the datasheet's bandwidth and peak"))
+        facts.append(("predicted step", format_seconds(use.predicted_s),
+                      f"the measured one is × {use.step_s / use.predicted_s:.2f}"))
+    return facts
+
+
+def _number(value: float) -> str:
+    return "–" if value != value else f"{value:,.4g}"

@@ -1,0 +1,171 @@
+"""What was seen of a server in a window: gauges over time, counters and histograms between its ends, GPUs, client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bstar.errors import SpecError
+from bstar.measure.server.snapshot import Snapshot, Window, window
+
+if TYPE_CHECKING:
+    from bstar.measure.telemetry.table import Telemetry
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A window of a server. nan and None: the server does not show it.
+
+    engine, duration_s   of the window
+    running, waiting     requests at each scrape
+    kv_usage             fraction of the cache in use at each scrape
+    seen                 counters and histograms between the first and the last scrape
+    kv_total_tokens      tokens that the cache holds
+    max_num_seqs, max_num_batched_tokens   as told (flags); None: not known
+    telemetry            of the GPUs in the window
+    client_limited       whether the load's own client says that it was the limit; None: no client of ours
+    """
+
+    engine: str
+    duration_s: float
+    running: Floats
+    waiting: Floats
+    kv_usage: Floats
+    seen: Window
+    kv_total_tokens: float = math.nan
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    telemetry: Telemetry | None = None
+    client_limited: bool | None = None
+    config: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def mean_running(self) -> float:
+        return _mean(self.running)
+
+    @property
+    def mean_waiting(self) -> float:
+        return _mean(self.waiting)
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of scrapes at which some request waited."""
+        return float(np.mean(self.waiting > 0)) if self.waiting.size else math.nan
+
+    @property
+    def preemptions(self) -> float:
+        return self.seen.count("preemptions")
+
+    @property
+    def step_tokens(self) -> float:
+        """Mean tokens of a step; nan where the server counts no steps."""
+        found = self.seen.histograms.get("step_tokens")
+        if found is not None and found.count > 0:
+            return found.mean
+        steps = self.seen.steps
+        tokens = self.seen.count("generated_tokens") + self.seen.count("prompt_tokens")
+        return tokens / steps if steps > 0 else math.nan
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds between steps while the server was busy; nan where it is not known.
+
+        With steps that are counted: busy time over steps, where busy is the share of scrapes with requests running.
+        Else the mean gap between tokens.
+        """
+        busy = float(np.mean(self.running > 0)) if self.running.size else math.nan
+        steps = self.seen.steps
+        if steps > 0 and busy > 0:
+            return self.duration_s * busy / steps
+        return self.mean_of("itl_s")
+
+    @property
+    def prompt_share(self) -> float:
+        """Share of all processed tokens that were prompt tokens; nan where not counted."""
+        prompt, made = self.seen.count("prompt_tokens"), self.seen.count("generated_tokens")
+        hits = self.seen.counters.get("prefix_hit_tokens", 0.0)
+        computed = max(prompt - (0.0 if math.isnan(hits) else hits), 0.0)
+        return computed / (computed + made) if computed + made > 0 else math.nan
+
+    def mean_of(self, histogram: str) -> float:
+        """Mean of a histogram in the window; nan without observations."""
+        found = self.seen.histograms.get(histogram)
+        return math.nan if found is None else found.mean
+
+    def to_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "engine": self.engine, "duration_s": self.duration_s, "scrapes": int(self.running.size),
+            "running": _spread(self.running), "waiting": _spread(self.waiting), "kv_usage": _spread(self.kv_usage),
+            "waiting_share": self.waiting_share, "preemptions": self.preemptions, "steps": self.seen.steps,
+            "step_s": self.step_s, "step_tokens": self.step_tokens, "prompt_share": self.prompt_share,
+            "generated_tokens_per_s": self.seen.rate("generated_tokens"),
+            "prompt_tokens_per_s": self.seen.rate("prompt_tokens"), "requests_per_s": self.seen.rate("requests"),
+            "kv_total_tokens": self.kv_total_tokens, "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens, "client_limited": self.client_limited,
+            "means_s": {name: self.mean_of(name) for name in ("ttft_s", "itl_s", "queue_s", "prefill_s", "e2e_s")},
+        }  # fmt: skip
+        if self.telemetry is not None:
+            out["gpu"] = self.telemetry.summary()
+        return out
+
+
+def evidence_of(
+    snapshots: Sequence[Snapshot], *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
+    telemetry: Telemetry | None = None, client_limited: bool | None = None,
+) -> Evidence:  # fmt: skip
+    """The evidence of a series of snapshots. Raises SpecError for fewer than two."""
+    if len(snapshots) < 2:
+        raise SpecError("window: needs two or more scrapes; make it longer, or scrape more often")
+    start = _last_start(snapshots)
+    restarted, snapshots = start > 0, snapshots[start:]
+    if len(snapshots) < 2:
+        raise SpecError("window: the server was restarted at its end; look again")
+    first, last = snapshots[0], snapshots[-1]
+    seen = window(first, last)
+    total = last.gauge("kv_total_tokens")
+    if math.isnan(total):
+        total = _total_tokens(last.info)
+    return Evidence(
+        engine=last.engine, duration_s=last.time_s - first.time_s,
+        seen=replace(seen, restarted=True) if restarted else seen,
+        running=_series(snapshots, "running"), waiting=_series(snapshots, "waiting"),
+        kv_usage=_series(snapshots, "kv_usage_fraction"), kv_total_tokens=total * last.engines,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, telemetry=telemetry,
+        client_limited=client_limited, config=dict(last.info),
+    )  # fmt: skip
+
+
+def _last_start(snapshots: Sequence[Snapshot]) -> int:
+    """The first scrape after the last restart (a counter that fell); 0 without one."""
+    return max((i for i in range(1, len(snapshots)) if window(snapshots[i - 1], snapshots[i]).restarted), default=0)
+
+
+def _series(snapshots: Sequence[Snapshot], name: str) -> Floats:
+    return np.array([v for v in (s.gauge(name) for s in snapshots) if not math.isnan(v)], dtype=np.float64)
+
+
+def _total_tokens(info: Any) -> float:
+    """vLLM's cache_config_info, SGLang's pages."""
+    for blocks, size in (("num_gpu_blocks", "block_size"), ("num_pages", "page_size")):
+        try:
+            return float(info[blocks]) * float(info[size])
+        except (KeyError, ValueError):
+            continue
+    return math.nan
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if values.size else math.nan
+
+
+def _spread(values: Floats) -> dict[str, float] | None:
+    if not values.size:
+        return None
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
