@@ -74,6 +74,15 @@ def test_clients_are_dealt_out_to_replicas() -> None:
     assert replay(replace(four, concurrency=1)).tpot_s is not None, "an engine may be idle"
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_ranks_of_data_parallel_attention_hold_all_clients_together(engine: str) -> None:
+    wide = replace(POINT, engine=engine, engine_version="", model="deepseek-ai/DeepSeek-R1", gpu="h200_sxm",
+                   concurrency=32, num_gpus=8, attention_tp=1, attention_dp=8, expert_parallel=8)  # fmt: skip
+    found = replay(wide)
+    assert found.regime is not None and 16 < found.regime.batch <= 32
+    assert found.tpot_s and found.floor_s and found.floor_s < found.tpot_s
+
+
 def test_what_was_measured_fits() -> None:
     small = replace(POINT, model="deepseek-ai/DeepSeek-R1", weight_dtype="fp8", num_gpus=1, attention_tp=1)
     found = replay(small)

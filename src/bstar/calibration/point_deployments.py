@@ -127,8 +127,8 @@ def _undocumented(point: Point) -> dict[str, Any]:
     """Flags of NVIDIA's runs, which no recipe lists: those that explain their TTFT.
 
     Configured by AIConfigurator: a token budget of a prompt and the batch (max_num_tokens), so about one prompt a step;
-    under vLLM no more than 2,048 (longer prompts are chunked); quantized checkpoints for TensorRT-LLM say that the cache
-    is fp8 too.
+    under vLLM no more than 2,048 (longer prompts are chunked); quantized checkpoints for TensorRT-LLM say that their
+    cache is fp8 too.
     """
     engine = engine_name(point.engine)[0]
     if point.is_disaggregated or engine == "sglang":

@@ -46,15 +46,20 @@ def decode_regime(deployment: Deployment, batch: float, context: float) -> Regim
     return Regime(bound_by=step.bound_by, batch=max(batch, 1.0), floor_s=step.floor_s)
 
 
-def regime_of(deployed: DeployedEngine, logs: Sequence[StepLog], weights: Sequence[int], point: Point) -> Regime:
-    """The regime of the engine with the most clients (the others are alike)."""
+def regime_of(
+    deployed: DeployedEngine, logs: Sequence[StepLog], weights: Sequence[int], point: Point, *, ranks: int = 1
+) -> Regime:
+    """The regime of the engine with the most clients (the others are alike).
+
+    ranks   of data-parallel attention whose sequences are in one log
+    """
     log = logs[int(np.argmax(weights))]
     seconds = log.duration_s
     busy = float(seconds.sum()) or 1.0
     decodes = np.where(log.prompt_tokens > 0, 0, log.sequences)
     spent = float(seconds[log.prompt_tokens == 0].sum())
     batch = float(decodes @ seconds) / spent if spent > 0 else float(log.sequences @ seconds) / busy
-    batch = max(batch, 1.0) * deployed.deployment.parallel.attention_dp
+    batch = max(batch, 1.0) * deployed.deployment.parallel.attention_dp / ranks
     context = point.input_tokens + point.output_tokens / 2.0
     decode = decode_regime(deployed.deployment, batch, context)
     running = float(log.running @ seconds) / busy
@@ -62,16 +67,16 @@ def regime_of(deployed: DeployedEngine, logs: Sequence[StepLog], weights: Sequen
     queued = waiting / max(running + waiting, 1.0)
     usage = log.max_kv_usage()
     return replace(
-        decode, bound_by=_queue(deployed, queued, usage, running) or decode.bound_by,
+        decode, bound_by=_queue(deployed, queued, usage, running, ranks) or decode.bound_by,
         prefill_fraction=float(seconds[log.prompt_tokens > 0].sum()) / busy, waiting_fraction=queued,
         kv_usage_fraction=usage, preemptions=int(log.preempted.sum()),
     )  # fmt: skip
 
 
-def _queue(deployed: DeployedEngine, queued: float, usage: float, running: float) -> str | None:
+def _queue(deployed: DeployedEngine, queued: float, usage: float, running: float, ranks: int) -> str | None:
     """What keeps clients waiting; None: few do."""
     if queued < _QUEUED:
         return None
     if usage > 0.9:
         return "kv_capacity"
-    return "max_num_seqs" if running > 0.9 * deployed.settings.seat_limit else "queueing"
+    return "max_num_seqs" if running > 0.9 * ranks * deployed.settings.seat_limit else "queueing"

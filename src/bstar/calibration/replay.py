@@ -17,7 +17,7 @@ from bstar.catalog.devices import with_overrides
 from bstar.errors import BstarError, InfeasibleError, SpecError
 from bstar.sim.deployed import DeployedEngine, deployed_engine
 from bstar.sim.stepwise import EngineRun
-from bstar.sim.ways import way_of
+from bstar.sim.ways import Way, way_of
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
 
@@ -67,10 +67,11 @@ class EngineShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replayed:
-    """The simulation behind a prediction."""
+    """The simulation behind a prediction; `ranks` of data-parallel attention are in one run."""
 
     deployed: DeployedEngine
     shares: tuple[EngineShare, ...]
+    ranks: int = 1
     notes: tuple[str, ...] = ()
 
 
@@ -113,7 +114,7 @@ def replayed(point: Point, deployment: Deployment, constants: Constants | None =
         notes = deployment.engine.notes
         if note:
             notes += (f"{note}: it was measured, though {first}",)
-        return Replayed(deployed=deployed, shares=shares, notes=notes)
+        return Replayed(deployed=deployed, shares=shares, ranks=_ranks(deployed), notes=notes)
     assert first is not None
     raise first
 
@@ -123,7 +124,7 @@ def predict(point: Point, found: Replayed) -> Prediction:
     means = np.array([_means(share) for share in found.shares])
     weights = [share.clients for share in found.shares]
     ttft_s, tpot_s = (np.average(means, axis=0, weights=weights)).tolist()
-    regime = regime_of(found.deployed, [share.run.log for share in found.shares], weights, point)
+    regime = regime_of(found.deployed, [share.run.log for share in found.shares], weights, point, ranks=found.ranks)
     known = math.isfinite(tpot_s)
     prediction = Prediction(
         ttft_s=ttft_s + found.deployed.per_request_s, tpot_s=tpot_s if known else None,
@@ -141,11 +142,19 @@ def _means(share: EngineShare) -> tuple[float, float]:
     return float(np.mean(first - run.arrival_s[counted])), float(np.mean(rest)) if rest.size else math.nan
 
 
+def _way(deployed: DeployedEngine) -> Way:
+    return way_of("engine", deployed.deployment.engine.name, deployed.deployment.parallel.attention_dp)
+
+
+def _ranks(deployed: DeployedEngine) -> int:
+    """Ranks of data-parallel attention that one run covers."""
+    return deployed.deployment.parallel.attention_dp if _way(deployed).covers_ranks else 1
+
+
 def _shares(point: Point, deployed: DeployedEngine) -> Iterator[EngineShare]:
     """The clients are dealt out to the engines in turn: two numbers of clients at most."""
-    deployment = deployed.deployment
-    way = way_of("engine", deployment.engine.name, deployment.parallel.attention_dp)
-    engines = deployment.parallel.dp if way.covers_ranks else deployed.replicas
+    way = _way(deployed)
+    engines = deployed.deployment.parallel.dp if way.covers_ranks else deployed.replicas
     fewest, more = divmod(point.concurrency, engines)
     for clients, count in ((fewest + 1, more), (fewest, engines - more)):
         if clients and count:
