@@ -2,14 +2,17 @@
 
     python benchmarks/calibration.py [--worst N] [--only TEXT] [--every N] [--residuals FILE]
 
-Each deployment of the bundled measured_serving_points.csv (same engine, GPU, model, dtypes, layout and lengths) that was
-measured at three concurrencies or more is calibrated on the first row of its lowest and of its highest, and its rows in
-between are predicted. Rows with an uncertain layout or a label_note are left out. Beside it, on the same rows:
+Each deployment of the bundled measured_serving_points.csv (same engine, GPU, model, dtypes, layout and lengths) that
+was measured at three concurrencies or more is calibrated on the first row of its lowest and of its highest; its rows
+in between are predicted. Rows with an uncertain layout or a label_note are left out. Beside it, on the same rows:
 
     fitted        bstar without calibration
     interpolated  bstar without calibration, times the two points' measured/predicted, log-interpolated in concurrency
     peer          AIConfigurator 0.12 (its default mode, then its hybrid one) with the same interpolated correction
     measured      no model at all: the two measurements log-interpolated in log concurrency
+
+--residuals FILE writes residuals of these predictions (JSON lines of `bstar.calibration.residuals.Residual`), and of
+predictions of the same deployment's rows with other lengths: what `benchmarks/residuals.py` makes ranges of.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from bstar.calibration.replay import replay
 from bstar.errors import BstarError
 
 METRICS = ("tpot_s", "ttft_s")
-Figures = dict[str, float | None]
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +49,16 @@ class Group:
     """One deployment under one pair of lengths: the two points that calibrate, and the rows in between."""
 
     label: str
+    deployment: tuple[Any, ...]
     low: Point
     high: Point
     rest: tuple[Point, ...]
+
+
+def server_of(p: Point) -> tuple[Any, ...]:
+    """What names a deployment, lengths apart."""
+    return (p.harness, p.engine, p.gpu, p.model, p.weight_dtype, p.gemm_dtype, p.moe_dtype, p.num_gpus, p.attention_tp,
+            p.attention_dp, p.expert_parallel)
 
 
 def groups(points: list[Point]) -> Iterator[Group]:
@@ -56,8 +66,7 @@ def groups(points: list[Point]) -> Iterator[Group]:
     found: dict[tuple[Any, ...], list[Point]] = defaultdict(list)
     for p in points:
         if p.mode == "agg" and p.counts and p.tpot_s:
-            found[(p.harness, p.engine, p.gpu, p.model, p.weight_dtype, p.gemm_dtype, p.moe_dtype, p.input_tokens,
-                   p.output_tokens, p.num_gpus, p.attention_tp, p.attention_dp, p.expert_parallel)].append(p)
+            found[(*server_of(p), p.input_tokens, p.output_tokens)].append(p)
     for rows in found.values():
         rows.sort(key=lambda p: (p.concurrency, p.id))
         low, most = rows[0], rows[-1].concurrency
@@ -66,7 +75,7 @@ def groups(points: list[Point]) -> Iterator[Group]:
         if rest:
             label = f"{low.engine} {low.gpu} {low.model.split('/')[-1]} {low.weight_dtype} tp{low.attention_tp} " \
                     f"dp{low.attention_dp} ep{low.expert_parallel} {low.input_tokens:.0f}/{low.output_tokens:.0f}"
-            yield Group(label=label, low=low, high=high, rest=rest)
+            yield Group(label=label, deployment=server_of(low), low=low, high=high, rest=rest)
 
 
 def corrected(group: Group, answer: Callable[[Point], Figures]) -> list[tuple[Point, Figures]]:
@@ -116,11 +125,24 @@ class Fitted:
 def calibrated_rows(group: Group) -> tuple[Profile, list[tuple[Point, Figures]]]:
     """The profile of the two points, and what it says of the rest."""
     profile = calibrated_on([(deployment_of(p), of_point(p)) for p in (group.low, group.high)])
-    out = []
-    for p in group.rest:
-        found = replay(p, calibrated(deployment_of(p), profile))
-        out.append((p, {"ttft_s": found.ttft_s, "tpot_s": found.tpot_s}))
-    return profile, out
+    return profile, [(p, with_profile(p, profile)) for p in group.rest]
+
+
+def with_profile(p: Point, profile: Profile) -> Figures:
+    found = replay(p, calibrated(deployment_of(p), profile))
+    bound = found.regime.bound_by if found.regime is not None else ""
+    return {"ttft_s": found.ttft_s, "tpot_s": found.tpot_s, "bound_by": bound}
+
+
+def residuals(p: Point, figures: Figures, distance: str) -> Iterator[str]:
+    """JSON lines of the row's residuals."""
+    deployment = deployment_of(p)
+    for m in METRICS:
+        if figures[m] and getattr(p, m):
+            yield json.dumps({
+                "id": p.id, "metric": m[:-2], "distance": distance, "engine": deployment.engine.name,
+                "gpu": deployment.device.id, "model": deployment.model.name, "bound_by": figures["bound_by"],
+                "value": math.log(getattr(p, m) / figures[m])})
 
 
 def line(name: str, rows: list[tuple[Point, Figures]]) -> str:
@@ -142,7 +164,7 @@ def main() -> None:
     parser.add_argument("--worst", type=int, default=0, help="deployments to print, with what moved")
     parser.add_argument("--only", default="", help="deployments whose label holds this")
     parser.add_argument("--every", type=int, default=1, help="every N-th deployment")
-    parser.add_argument("--residuals", type=Path, help="write ln(measured/predicted) of the predicted rows as JSON lines")
+    parser.add_argument("--residuals", type=Path, help="write residuals, other lengths too, as JSON lines")
     arguments = parser.parse_args()
     chosen = [g for g in groups(list(bundled_points(SERVING))) if arguments.only in g.label][:: arguments.every]
     fitted, begun, spent = Fitted(), time.perf_counter(), 0.0
@@ -176,11 +198,17 @@ def main() -> None:
     answered = {p.id for p, f in tables["peer, default"] if f["tpot_s"] is not None}
     print(line("\nwhere the peer answers", [(p, f) for p, f in tables["calibrated"] if p.id in answered]))
     if arguments.residuals:
-        with arguments.residuals.open("w", encoding="utf-8") as file:
-            for p, f in tables["calibrated"]:
-                file.write(json.dumps({"id": p.id, "engine": p.engine, **{
-                    m: None if f[m] is None or not getattr(p, m) else math.log(getattr(p, m) / f[m]) for m in METRICS
-                }}) + "\n")
+        other = defaultdict(list)
+        lines = [text for p, f in tables["calibrated"] for text in residuals(p, f, "calibrated")]
+        for group, profile, _ in ours:
+            for sibling, _, _ in ours:
+                if sibling.deployment == group.deployment and sibling is not group:
+                    picked = (sibling.low, *sibling.rest, sibling.high)[:: arguments.every]
+                    other[group.label] += [(p, with_profile(p, profile)) for p in picked]
+        tables["other lengths"] = [row for rows in other.values() for row in rows]
+        lines += [text for p, f in tables["other lengths"] for text in residuals(p, f, "calibrated_lengths")]
+        arguments.residuals.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(line("other lengths", tables["other lengths"]))
     for group, profile, rows in sorted(ours, key=lambda one: -_badness(one[2]))[: arguments.worst]:
         print(f"\n{group.label}   calibrated on {group.low.concurrency} and {group.high.concurrency}")
         print("   " + "  ".join(f"{p.concurrency}: {_off(f['tpot_s'], p.tpot_s)}/{_off(f['ttft_s'], p.ttft_s)}"

@@ -56,7 +56,8 @@ def test_two_points_predict_the_loads_between_them() -> None:
     for clients in (8, 24):
         point = measured(truth, clients)
         fitted, found = off(DEPLOYMENT, point), off(mine, point)
-        assert abs(fitted["tpot_s"]) > 0.15
+        assert abs(fitted["tpot_s"]) > 3 * abs(found["tpot_s"])
+        assert abs(fitted["tpot_s"]) > 0.08
         assert abs(found["tpot_s"]) < 0.03, clients
         assert abs(found["ttft_s"]) < 0.10, clients
 
@@ -198,3 +199,32 @@ def test_an_observation_is_of_its_own_requests() -> None:
     assert isinstance(recorded, Observation)
     assert recorded.traffic() is load
     assert predicted(DEPLOYMENT, recorded) != predicted(DEPLOYMENT, one)
+
+
+def test_what_a_server_shows_of_its_own_load_is_a_point() -> None:
+    from bstar.calibration.sources import of_window
+    from bstar.errors import ConfigError
+    from bstar.measure.server.histogram import Histogram
+    from bstar.measure.server.snapshot import Window
+
+    def histogram(mean: float, count: float) -> Histogram:
+        return Histogram.of_cumulative({float("inf"): count}, mean * count, count)
+
+    def shown(**changes: Any) -> Window:
+        parts: dict[str, Any] = {
+            "duration_s": 60.0, "engine": "vllm", "restarted": False, "counters": {"requests": 300.0},
+            "histograms": {"ttft_s": histogram(0.08, 300), "itl_s": histogram(0.011, 30000),
+                           "tpot_s": histogram(0.012, 300), "input_tokens": histogram(511.6, 300),
+                           "output_tokens": histogram(100.2, 300)},
+        }  # fmt: skip
+        return Window(**(parts | changes))
+
+    one = of_window(shown())
+    assert one.load == ("rate_per_s", 5.0)
+    assert (one.input_tokens.mean, one.output_tokens.mean) == (512.0, 100.0)
+    assert dict(one.measured) == pytest.approx({"ttft_s": 0.08, "tpot_s": 0.012})
+    profile = calibrate(DEPLOYMENT, one)
+    assert profile.points[0].after["tpot_s"] == pytest.approx(0.012, rel=0.05)
+    for broken in ({"restarted": True}, {"counters": {"requests": 3.0}}, {"counters": {}}, {"histograms": {}}):
+        with pytest.raises(ConfigError, match="metrics"):
+            of_window(shown(**broken))

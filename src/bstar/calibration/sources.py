@@ -3,14 +3,17 @@
     a folder of bstar bench       its very requests are simulated again
     FILE.csv (or .csv.gz)         measured points with the columns of `bstar validate`
     FILE.json, .toml, .yaml       {"points": [{"concurrency": 8, "input_tokens": 512, …}, …]}
+
+and what a running server shows of its own load: `of_window`, between two scrapes of its /metrics.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,6 +21,12 @@ from bstar.calibration.observations import Observation, of_mapping, of_point
 from bstar.errors import ConfigError
 from bstar.specs.workload import LengthDistribution
 from bstar.traffic.load import Traffic
+
+if TYPE_CHECKING:
+    from bstar.measure.server.snapshot import Window
+
+# Requests between two scrapes below which their means say little.
+_FEWEST_ANSWERS: Final = 20
 
 
 def observations_in(path: Path) -> list[Observation]:
@@ -62,6 +71,43 @@ def of_run(path: Path) -> Observation:
     )  # fmt: skip
 
 
+def of_window(found: Window, *, name: str = "server") -> Observation:
+    """The observation of a server between two scrapes of its metrics: no load of our own.
+
+    Its load is taken for Poisson arrivals at the rate that was seen, with the mean lengths, its latencies are the means
+    of its histograms (as the server sees them: the client's way to it is not in them). Raises ConfigError where too
+    little happened or the server does not show enough.
+    """
+    histograms = found.histograms
+    lengths = {name: _window_mean(found, name, total) for name, total in
+               (("input_tokens", "prompt_tokens"), ("output_tokens", "generated_tokens"))}
+    answered = found.count("requests")
+    if found.restarted:
+        raise ConfigError("metrics: the server was restarted between the scrapes; take two more")
+    if not answered >= _FEWEST_ANSWERS:
+        raise ConfigError(f"metrics: {0 if answered != answered else answered:.0f} requests were answered between the "
+                          f"scrapes, fewer than {_FEWEST_ANSWERS}; wait longer")
+    if not all(value >= 1 for value in lengths.values()):
+        raise ConfigError("metrics: the server does not show how long prompts and answers are; use bstar bench")
+    measured = {name: histograms[name].mean for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+                if name in histograms and histograms[name].count >= _FEWEST_ANSWERS}
+    measured = {name: value for name, value in measured.items() if value > 0}
+    if "tpot_s" in measured:
+        measured.pop("itl_s", None)
+    if not measured:
+        raise ConfigError("metrics: the server shows no latencies; measure with bstar bench")
+    return Observation(
+        id=name, rate_per_s=found.rate("requests"), input_tokens=_mean_length(lengths["input_tokens"]),
+        output_tokens=_mean_length(lengths["output_tokens"]), measured=measured)
+
+
+def _window_mean(found: Window, name: str, total: str) -> float:
+    """Mean tokens of a request: of its histogram, else of the counters; nan where neither is shown."""
+    if name in found.histograms and found.histograms[name].count > 0:
+        return found.histograms[name].mean
+    return found.count(total) / found.count("requests") if found.count("requests") else math.nan
+
+
 def figures_in(summary: Mapping[str, Any]) -> dict[str, float]:
     """Means and rates of a summary of `bstar bench` or `bstar simulate`."""
     out: dict[str, float] = {}
@@ -84,5 +130,4 @@ def _as_answered(traffic: Traffic, table: Any) -> Traffic:
 
 
 def _mean_length(tokens: Any) -> LengthDistribution:
-    mean = float(np.mean(tokens))
-    return LengthDistribution(kind="fixed", mean=max(mean, 1.0))
+    return LengthDistribution(kind="fixed", mean=max(float(round(float(np.mean(tokens)))), 1.0))

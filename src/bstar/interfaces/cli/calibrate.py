@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ import click
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
-from bstar.interfaces.cli.params import apply, complete_models, json_option
+from bstar.interfaces.cli.params import SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_seconds
 
 if TYPE_CHECKING:
+    from bstar.calibration.observations import Observation
     from bstar.calibration.profile import Profile, ProfileConstant, ProfilePoint
 
 _EPILOG = """\b
@@ -25,23 +27,30 @@ Examples:
   bstar simulate llama-3.1-8b --gpu h100 --profile mine.json --input 900 --output 200 --rate 6
 RUNS are folders of bstar bench, files of measured points (.csv as for bstar validate), or .json, .toml, .yaml with
 points: [{concurrency: 8, input_tokens: 512, output_tokens: 128, ttft_ms: 61, tpot_ms: 8.1}, …].
-The lowest and the highest load say most; two to six runs are enough.
+The lowest and the highest load say most; two to six runs are enough. --url takes what a running server shows of its
+own load (no load is sent): one more point, over --window.
 """
 _LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E", "ttft_p50_s": "TTFT p50",
            "tpot_p50_s": "TPOT p50", "output_tokens_per_s": "tok/s", "requests_per_s": "req/s"}
 
 
 @click.command("calibrate", cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("runs", metavar="RUNS…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUNS…", nargs=-1, type=click.Path(path_type=Path))
 @apply(
     click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the profile: .json or .toml."),
     click.option("--model", "model_name", metavar="MODEL", shell_complete=complete_models,
                  help="What was served (a name, a path, a Hub id)."),
+    click.option("--url", "urls", metavar="URL", multiple=True,
+                 help="A running server: two scrapes of its /metrics are a point."),
+    click.option("--window", "window_s", type=SECONDS, default="60s", show_default=True, metavar="TIME",
+                 help="Between the scrapes."),
     click.option("--name", metavar="NAME", help="Of the profile (default: that of the file)."),
     deploy_options, json_option,
 )
-def calibrate(runs: tuple[Path, ...], out: Path | None, model_name: str | None, name: str | None, as_json: bool,
-              **options: Any) -> None:
+def calibrate(
+    runs: tuple[Path, ...], out: Path | None, model_name: str | None, urls: tuple[str, ...], window_s: float,
+    name: str | None, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Fit the step-time constants of one deployment to what was measured on it; --profile elsewhere uses them."""
     from bstar.calibration.few_points import calibrate as calibrated
     from bstar.calibration.profile import write_profile
@@ -50,8 +59,11 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, model_name: str | None, 
         raise SpecError("--profile: a calibration starts from the fitted constants; leave it out")
     if out is not None and out.suffix.lower() not in (".json", ".toml"):
         raise SpecError(f"--out: {out.name} must end in .json or .toml")
+    if not runs and not urls:
+        raise SpecError("RUNS: none given; name runs of bstar bench, a file of points, or a server with --url")
     built = take_deployment(model_name, options)
-    profile = calibrated(built, list(runs), name=name or (out.stem if out is not None else "calibrated"))
+    points = [*runs, *(_watched(url, window_s) for url in urls)]
+    profile = calibrated(built, points, name=name or (out.stem if out is not None else "calibrated"))
     if out is not None:
         write_profile(profile, out)
     if as_json:
@@ -61,6 +73,19 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, model_name: str | None, 
     _show(profile, headline(built))
     if out is not None:
         output.warn(f"wrote {out}")
+
+
+def _watched(url: str, window_s: float) -> Observation:
+    """What the server at `url` shows of the load that it has, over `window_s` seconds."""
+    from bstar.calibration.sources import of_window
+    from bstar.measure.server.scraper import MetricsSource
+    from bstar.measure.server.snapshot import window
+
+    source = MetricsSource(url=url)
+    before = source.read()
+    output.warn(f"watching {url} for {format_seconds(window_s)}")
+    time.sleep(window_s)
+    return of_window(window(before, source.read()), name=url)
 
 
 def _show(profile: Profile, detail: str) -> None:
