@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bstar.calibration import heldout
 from bstar.calibration.bundled import SERVING, bundled_points
 from bstar.calibration.page import HEADINGS, page_text
 from bstar.calibration.peer import PeerPrediction, peer_prediction
@@ -231,6 +232,18 @@ def test_a_page_and_charts_are_written(run: Callable[..., Result], tmp_path: Pat
     assert (tmp_path / "page" / "tpot.png").read_bytes()[:4] == b"\x89PNG"
     for heading in HEADINGS:
         assert heading in page.read_text(encoding="utf-8")
+
+
+def test_the_fits_report_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = {
+        "method": "Groups are left out.", "heldout": [{"rows": "seen", "n": 10, "TPOT median": 0.051}],
+        "peer": [{"rows": "peer", "n": 3, "TTFT |log| mean": 0.3}], "noise": {"pairs": 4, "TPOT median": 0.002},
+    }  # fmt: skip
+    monkeypatch.setattr(heldout, "fit_report", lambda: report)
+    text = "\n".join(heldout.heldout_lines())
+    assert "| seen | 10 | 5.1% |" in text and "| peer | 3 | 0.30 |" in text and "4 pairs" in text
+    monkeypatch.setattr(heldout, "fit_report", lambda: None)
+    assert "No report" in heldout.heldout_lines()[0]
 
 
 def test_a_page_of_few_rows_has_no_empty_section() -> None:
