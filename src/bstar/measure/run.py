@@ -12,8 +12,11 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,65 +115,88 @@ def bench(
     Ctrl-C ends it early: the run that is returned says so, and is written all the same.
     Raises SpecError where a request is longer than the server takes, ConfigError where `out` cannot be made.
     """
-    options = options if options is not None else RunOptions()
-    _check_lengths(server.facts, traffic)
-    salt = options.content_salt if options.content_salt is not None else secrets.token_hex(8)
-    text = replace(server.text, salt=salt)
-    job = Job(
-        endpoint=server.endpoint, addresses=server.addresses, body=server.body, traffic=traffic,
-        share=np.arange(traffic.num_requests), text=text, given=server.given, max_in_flight=options.max_in_flight,
-        stop_after_s=options.stop_after_s,
-        keep_text=not server.facts.counts_tokens and text.tokenizer_file is not None,
-    )  # fmt: skip
-    config = describe(server, traffic, options, salt)
-    environment = environment_of(server)
-    folder = RunFolder(out) if out is not None else None
-    rows: dict[int, Rows] = {}
+    session = _Session(server, traffic, options if options is not None else RunOptions(), out)
+    options = session.options
     before = options.counters.read() if options.counters is not None else None
-    started = False
-
-    offsets: list[ClockOffset] = []
-
-    def start(origin_s: float, clocks: list[ClockOffset]) -> None:
-        nonlocal started
-        started = True
-        offsets.extend(clocks)
-        if folder is not None:
-            folder.begin(config, environment, traffic, origin_s)
-        for observer in options.observers:
-            observer.start(origin_s)
-
-    def take(worker: int, batch: Rows) -> None:
-        rows.setdefault(worker, []).extend(batch)
-        if folder is not None:
-            folder.journal(worker, offsets[worker], batch)
-
     try:
-        report = _send(job, options, take, start)
+        report = _send(session.job, options, session.take, session.start)
     except BaseException:
-        if folder is not None and not started:
-            folder.discard()
+        session.abandon()
         raise
     finally:
-        observations = tuple(_stopped(observer) for observer in options.observers) if started else ()
+        session.stop()
     after = options.counters.read() if options.counters is not None else None
-    table = request_table(
-        [WorkerRows(w, report.offsets[w], part) for w, part in rows.items()], traffic, report.origin_s,
-        count_text=_counter(text) if job.keep_text else None,
-    )  # fmt: skip
-    run = BenchRun(
-        table=table, traffic=traffic, slo=options.slo, config=config, environment=environment,
-        window=replace(options.window, warmup_requests=max(options.window.warmup_requests, traffic.warmup_requests)),
-        health=_health(report, table, traffic, options), observations=observations,
-        clocks=tuple(offset.to_dict() for offset in report.offsets), interrupted=report.interrupted,
-        prefix_hit_fraction=_cached(table, hit_fraction(before, after)),
-        expected_hit_fraction=expected_cached_fraction(traffic) if server.given is None else 0.0,
-        max_error_fraction=options.max_error_fraction, connections_opened=report.opened,
-    )  # fmt: skip
-    if folder is not None:
-        folder.finish(run, run.to_dict())
-        run = replace(run, write_error=folder.error)
-    return run
+    with _uninterrupted():
+        return session.result(report, hit_fraction(before, after))
+
+
+class _Session:
+    """A run while it goes on: what was asked, and what has come back."""
+
+    def __init__(self, server: Prepared, traffic: Traffic, options: RunOptions, out: Path | None) -> None:
+        _check_lengths(server.facts, traffic)
+        salt = options.content_salt if options.content_salt is not None else secrets.token_hex(8)
+        self.server, self.traffic, self.options = server, traffic, options
+        self.text = replace(server.text, salt=salt)
+        self.job = Job(
+            endpoint=server.endpoint, addresses=server.addresses, body=server.body, traffic=traffic,
+            share=np.arange(traffic.num_requests), text=self.text, given=server.given,
+            max_in_flight=options.max_in_flight, stop_after_s=options.stop_after_s,
+            keep_text=not server.facts.counts_tokens and self.text.tokenizer_file is not None,
+        )  # fmt: skip
+        self.config, self.environment = describe(server, traffic, options, salt), environment_of(server)
+        self.folder = RunFolder(out) if out is not None else None
+        self.rows: dict[int, Rows] = {}
+        self.offsets: list[ClockOffset] = []
+        self.started = False
+        self.observations: tuple[Observation, ...] = ()
+
+    def start(self, origin_s: float, offsets: list[ClockOffset]) -> None:
+        """Just before time 0 of the load."""
+        self.started = True
+        self.offsets = offsets
+        if self.folder is not None:
+            self.folder.begin(self.config, self.environment, self.traffic, origin_s)
+        for observer in self.options.observers:
+            observer.start(origin_s)
+
+    def take(self, worker: int, batch: Rows) -> None:
+        """Rows of finished requests."""
+        self.rows.setdefault(worker, []).extend(batch)
+        if self.folder is not None:
+            self.folder.journal(worker, self.offsets[worker], batch)
+
+    def stop(self) -> None:
+        """After the last answer."""
+        if self.started:
+            self.observations = tuple(observer.stop() for observer in self.options.observers)
+
+    def abandon(self) -> None:
+        """The run never began, or broke off by a bug: what has been journaled stays."""
+        if self.folder is not None and not self.started:
+            self.folder.discard()
+
+    def result(self, report: FleetReport, hits: float | None) -> BenchRun:
+        """The run, written."""
+        table = request_table(
+            [WorkerRows(w, report.offsets[w], part) for w, part in self.rows.items()], self.traffic, report.origin_s,
+            count_text=_counter(self.text) if self.job.keep_text else None,
+        )  # fmt: skip
+        options, traffic = self.options, self.traffic
+        warmup = max(options.window.warmup_requests, traffic.warmup_requests)
+        run = BenchRun(
+            table=table, traffic=traffic, slo=options.slo, config=self.config, environment=self.environment,
+            window=replace(options.window, warmup_requests=warmup), observations=self.observations,
+            health=_health(report, table, traffic, options),
+            clocks=tuple(offset.to_dict() for offset in report.offsets), interrupted=report.interrupted,
+            prefix_hit_fraction=_cached(table, hits),
+            expected_hit_fraction=expected_cached_fraction(traffic) if self.server.given is None else 0.0,
+            max_error_fraction=options.max_error_fraction, connections_opened=report.opened,
+        )  # fmt: skip
+        if self.folder is not None:
+            self.folder.finish(run, run.to_dict())
+            run = replace(run, write_error=self.folder.error)
+        return run
 
 
 def _send(
@@ -218,8 +244,17 @@ def _cached(table: RequestTable, by_counters: float | None) -> float | None:
     return float(table.cached_tokens[told].sum()) / looked if looked else None
 
 
-def _stopped(observer: Observer) -> Observation:
-    return observer.stop()
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not lose what the first one kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _counter(text: TextSource) -> Callable[[str], int]:
