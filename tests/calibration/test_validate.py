@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from bstar.calibration import heldout
 from bstar.calibration.bundled import SERVING, bundled_points
+from bstar.calibration.few_points import calibrate
 from bstar.calibration.page import HEADINGS, page_text
 from bstar.calibration.peer import PeerPrediction, peer_prediction
-from bstar.calibration.points import Point
-from bstar.calibration.replay import Prediction
+from bstar.calibration.points import Point, deployment_of, read_points
+from bstar.calibration.profile import write_profile
+from bstar.calibration.replay import Prediction, replay
 from bstar.calibration.summary import AXES, Outcome, error_figures, summaries_by, summary_of
 from bstar.calibration.suspects import worst_rows
 from bstar.calibration.validation import validate
@@ -232,6 +234,17 @@ def test_a_page_and_charts_are_written(run: Callable[..., Result], tmp_path: Pat
     assert (tmp_path / "page" / "tpot.png").read_bytes()[:4] == b"\x89PNG"
     for heading in HEADINGS:
         assert heading in page.read_text(encoding="utf-8")
+
+
+def test_a_profile_predicts_rows_that_it_holds_for(run: Callable[..., Result], file: Path, tmp_path: Path) -> None:
+    points = [p for p in read_points(file) if p.id in "ab"]
+    slow = [replace(p, tpot_s=2 * (replay(p).tpot_s or 0.0), ttft_s=None) for p in points]
+    write_profile(calibrate(deployment_of(points[0]), slow), tmp_path / "slow.json")
+    args = ("--points", str(file), "--json", "--jobs", "1")
+    before = {r["id"]: r for r in json.loads(run(*args).stdout)["rows"]}
+    after = {r["id"]: r for r in json.loads(run(*args, "--profile", str(tmp_path / "slow.json")).stdout)["rows"]}
+    assert after["b"]["predicted_tpot_s"] > 1.2 * before["b"]["predicted_tpot_s"]
+    assert after["c"]["predicted_tpot_s"] is None
 
 
 def test_the_fits_report_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
