@@ -16,6 +16,7 @@ largest rate that vLLM's client and GuideLLM carry. Needs two free cores: one fo
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -86,29 +87,29 @@ def vllm(client: VllmBench, model_dir: Path, rate: float, seconds: float) -> Car
 
 
 def guidellm(venv: Path, model_dir: Path, rate: float, seconds: float) -> Carried:
-    import json
-
+    """GuideLLM with one worker process. It keeps means of gaps only, so its lateness is judged by TTFT and dispatch."""
     count = round(rate * seconds)
     with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "out.json"
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [venv / "bin" / "guidellm", "benchmark", "run", "--target", f"http://127.0.0.1:{PORT}", "--model", "tiny",
-             "--processor", model_dir, "--data", f"prompt_tokens=32,output_tokens={CHUNKS}", "--profile", "poisson",
-             "--rate", str(rate), "--max-requests", str(count), "--outputs", "json", "--output-dir", folder],
-            check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "",
-                                                  "GUIDELLM__MAX_WORKER_PROCESSES": "1"}, timeout=300)  # fmt: skip
+            [venv / "bin" / "guidellm", "run", "--backend",
+             f"kind=openai_http,target=http://127.0.0.1:{PORT},model=tiny", "--profile", f"kind=poisson,rate={rate}",
+             "--constraint", f"kind=max_requests,count={count}", "--tokenizer",
+             f"kind=huggingface_auto,model={model_dir}", "--data",
+             f"kind=synthetic_text,prompt_tokens=32,output_tokens={CHUNKS}", "--output", f"kind=json,path={file}",
+             "--disable-console"],
+            check=True, capture_output=True, timeout=300, env={
+                **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "GUIDELLM__MAX_WORKER_PROCESSES": "1"})
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        file = next(Path(folder).glob("*.json"))
-        found = json.loads(file.read_text())["benchmarks"][0]
-    done = found["requests"]["successful"]
-    ttft = np.asarray([r["time_to_first_token_ms"] for r in done]) * 1e-3
-    itl = np.asarray([r["inter_token_latency_ms"] for r in done]) * 1e-3
-    starts = [r["request_start_time"] for r in done]
-    ends = [r["request_end_time"] for r in done]
-    took = max(ends) - min(starts)
+        done = json.loads(file.read_text())["benchmarks"][0]["requests"]["successful"]
+    took = max(r["request_end_time"] for r in done) - min(r["request_start_time"] for r in done)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Carried(rate, took / ideal(rate, count), float(np.percentile(ttft, 99)),
-                   float(np.percentile(np.abs(itl - GAP_S), 99)), cpu / took)
+    off = [abs(r["inter_token_latency_ms"] * 1e-3 - GAP_S) for r in done]
+    delays = [r["request_dispatch_delay"] for r in done]
+    return Carried(rate, took / ideal(rate, len(done)),
+                   float(np.percentile([r["time_to_first_token_ms"] * 1e-3 for r in done], 99)),
+                   float(np.percentile(off, 99)), cpu / took, float(np.percentile(delays, 99)))
 
 
 def ideal(rate: float, count: int) -> float:
