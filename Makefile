@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 VLLM   ?= .vllm
 
-.PHONY: help setup demo quick test test-full vllm check lint types layers fix docs bench clean
+.PHONY: help setup demo quick test test-full vllm check lint types layers fix docs validation bench clean
 
 help:
 	@echo "make demo       the main job: a plan from the embedded catalog (no server, no downloads of models)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-full  everything"
 	@echo "make check      ruff, mypy --strict, import-linter"
 	@echo "make docs       generated pages (CLI reference, memory table)"
+	@echo "make validation the golden summary and docs/validation.md, after predictions have moved on purpose"
 	@echo "make bench      the benchmarks, with the figures they print"
 
 setup: $(VENV)/.done
@@ -69,8 +70,14 @@ bench: setup
 	$(BIN)/python benchmarks/landmarks.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/step_times.py
+	$(BIN)/python benchmarks/validate.py
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/measured_requests.py --calibrate
+
+# After a change that moves predictions on purpose: the sample that `make test` compares with, and the page (minutes).
+validation: setup
+	$(BIN)/python tools/golden_summary.py --update
+	$(BIN)/bstar validate --page docs/validation.md --worst 0
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
