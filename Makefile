@@ -77,7 +77,7 @@ bench: setup
 # After a change that moves predictions on purpose: the sample that `make test` compares with, and the page (minutes).
 validation: setup
 	$(BIN)/python tools/golden_summary.py --update
-	$(BIN)/bstar validate --page docs/validation.md --worst 0
+	$(BIN)/bstar validate --page docs/validation.md
 
 clean:
 	rm -rf $(VENV) $(VLLM) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
