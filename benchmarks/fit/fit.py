@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from bstar.latency.constants import constants_for
 
-from parameters import Parameter, Term, moved, terms_of
+from parameters import Cell, Parameter, Term, moved, terms_of
 from points import FitPoint
 from sensitivity import Sensitivity, Shifts
 from simulate import Simulated, simulated
 from solve import Problem, solve
 
 Floats = NDArray[np.float64]
-Cells = list[tuple[str, str]]
+Cells = list[Cell]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,13 +34,13 @@ class Fitted:
     steady: NDArray[np.bool_]
 
 
-def shifts_of(terms: Sequence[Term], values: Floats, cells: Cells) -> dict[tuple[str, str], dict[str, float]]:
-    """By cell (engine, generation), the shift of each parameter."""
-    out: dict[tuple[str, str], dict[str, float]] = {}
+def shifts_of(terms: Sequence[Term], values: Floats, cells: Cells) -> dict[Cell, dict[str, float]]:
+    """By cell, the shift of each parameter."""
+    out: dict[Cell, dict[str, float]] = {}
     for cell in set(cells):
         shift = out.setdefault(cell, {})
         for term, value in zip(terms, values, strict=True):
-            if term.holds(*cell):
+            if term.holds(cell):
                 shift[term.parameter.name] = shift.get(term.parameter.name, 0.0) + float(value)
     return out
 
@@ -49,7 +49,7 @@ def simulate_all(points: list[FitPoint], parameters: tuple[Parameter, ...], shif
     """Every point through the simulator with its constants moved."""
     out = []
     for p in points:
-        constants = moved(constants_for(p.deployment), parameters, shifts.get((p.engine, p.generation), {}))
+        constants = moved(constants_for(p.deployment), parameters, shifts.get(p.cell, {}))
         out.append(simulated(p.point, p.deployment, constants))
     return out
 
@@ -59,37 +59,37 @@ def problem_of(
     values: Floats,
 ) -> Problem:  # fmt: skip
     """Linear in the terms around `values`."""
-    cells: Cells = [(p.engine, p.generation) for p in points]
+    cells: Cells = [p.cell for p in points]
     found = Sensitivity(samples, cells, parameters, shifts_of(terms, values, cells))
     names = [p.name for p in parameters]
     slopes = np.zeros((len(points), 2, len(terms)))
     for k, term in enumerate(terms):
-        holds = np.array([term.holds(*cell) for cell in cells])
+        holds = np.array([term.holds(cell) for cell in cells])
         slopes[holds, :, k] = found.slopes[holds][:, :, names.index(term.parameter.name)]
     measured = np.array([[p.point.tpot_s or np.nan, p.point.ttft_s or np.nan] for p in points])
     return Problem(measured=measured, predicted=found.predicted, slopes=slopes, at=values.copy(),
-                   widths=np.array([t.width for t in terms]), low=_lowest(points, terms))  # fmt: skip
+                   centers=np.array([t.center for t in terms]), widths=np.array([t.width for t in terms]),
+                   low=_lowest(points, terms))  # fmt: skip
 
 
 def _lowest(points: list[FitPoint], terms: list[Term]) -> Floats:
     """How far down each term may go alone before some constant leaves its range."""
     low = np.full(len(terms), -np.inf)
-    for cell in {(p.engine, p.generation) for p in points}:
-        prior = constants_for(next(p.deployment for p in points if (p.engine, p.generation) == cell))
+    for cell in {p.cell for p in points}:
+        prior = constants_for(next(p.deployment for p in points if p.cell == cell))
         for k, term in enumerate(terms):
-            if term.holds(*cell):
+            if term.holds(cell):
                 low[k] = max(low[k], term.parameter.lowest(prior[term.parameter.name]))
     return low
 
 
 def fit(
-    points: list[FitPoint], parameters: tuple[Parameter, ...], *, rounds: int = 2,
-    start: dict[tuple[str, str, tuple[str, ...]], float] | None = None, say: Callable[[str], None] = print,
+    points: list[FitPoint], parameters: tuple[Parameter, ...], *, rounds: int = 2, say: Callable[[str], None] = print,
 ) -> Fitted:  # fmt: skip
     """Simulate, fit on derivatives (twice, as fractions are not linear), and again."""
-    cells: Cells = [(p.engine, p.generation) for p in points]
+    cells: Cells = [p.cell for p in points]
     terms = terms_of(parameters, set(cells))
-    values = np.array([(start or {}).get((t.parameter.name, t.level, t.where), 0.0) for t in terms])
+    values = np.array([t.center for t in terms])
     steady = np.array([p.unsteady is None for p in points])
     samples: list[Simulated] = []
     for number in range(rounds):
@@ -113,10 +113,10 @@ def held_out(fitted: Fitted, folds: NDArray[np.int64], chosen: NDArray[np.bool_]
     """
     problem = fitted.problem
     if chosen is not None:
-        widths = np.where(chosen, problem.widths, 1e-12)
-        problem = replace(problem, widths=widths)
+        problem = replace(problem, widths=np.where(chosen, problem.widths, 1e-12),
+                          centers=np.where(chosen, problem.centers, 0.0))
     out = np.empty((len(fitted.points), 2))
-    start = fitted.values if chosen is None else np.where(chosen, fitted.values, 0.0)
+    start = fitted.values if chosen is None else np.where(chosen, fitted.values, 0.0)  # at the prior without it
     for fold in np.unique(folds):
         held = folds == fold
         values = solve(problem, ~held & fitted.steady, start)

@@ -2,27 +2,32 @@
 
 A constant's value for an engine on a GPU generation is its prior there (kernels.toml, engines.toml) moved by the sum s of
 the terms that hold: for all, for the engine, for the generation, for both together. Times become prior + s, fractions
-of a peak or a bandwidth prior / (1 + s): seconds are linear in s. Each term is pulled to 0 by its `width`.
+of a peak or a bandwidth prior / (1 + s): seconds are linear in s. Each term is pulled to its centre (0 but where one is
+given: where the prior is no measurement) by its `width`. A term may hold for an engine before a version alone ("era").
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bstar.latency.constants import Constants, constant_specs
 from bstar.units import US
 
 # Without a unit, but no fraction that divides a peak.
 _PLAIN = ("expert_skew", "graph_fraction")
-LEVELS = ("all", "engine", "generation", "both")
+LEVELS = ("all", "engine", "generation", "both", "era")
+Cell = tuple[str, str, str]  # engine, GPU generation, era: "" or the version that the engine is older than
+# Releases that changed how an engine computes something, and that older rows are there of.
+ERAS = {"vllm": "0.14"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A constant `name` that is fitted. widths: of its terms, by level."""
+    """A constant `name` that is fitted. widths: of its terms, by level; centers: of terms, by (level, place)."""
 
     name: str
     widths: dict[str, float]
+    centers: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     @property
     def is_fraction(self) -> bool:
@@ -41,8 +46,10 @@ class Parameter:
         return prior / spec.high - 1.0 if self.is_fraction else spec.low - prior
 
 
-def _time(name: str, **widths_us: float) -> Parameter:
-    return Parameter(name=name, widths={level: w * US for level, w in widths_us.items()})
+def _time(name: str, centers_us: dict[str, float] | None = None, **widths_us: float) -> Parameter:
+    """centers_us: by engine."""
+    return Parameter(name=name, widths={level: w * US for level, w in widths_us.items()},
+                     centers={(engine,): c * US for engine, c in (centers_us or {}).items()})  # fmt: skip
 
 
 def _factor(name: str, **widths: float) -> Parameter:
@@ -53,23 +60,20 @@ def _factor(name: str, **widths: float) -> Parameter:
 PARAMETERS: tuple[Parameter, ...] = (
     _time("step_s", both=75),
     _time("sequence_s", all=6),
-    _time("eager_layer_s", engine=200, both=100),
-    _time("eager_latent_layer_s", both=200),
+    _time("eager_layer_s", engine=200, both=150),
+    _time("eager_moe_layer_s", {"vllm": 900, "trtllm": 600, "sglang": 500}, engine=400, both=300),
     _time("piece_layer_s", all=100),
-    _time("request_s", engine=20_000),
+    _time("request_s", {"vllm": -13_000, "trtllm": -22_000}, engine=5_000),
     _time("expert_s", generation=0.075),
     _time("gemm.fp8.t0_s", both=2.5),
-    _time("moe_gemm.fp8_block.t0_s", all=5),
-    _time("moe_gemm.mxfp4_a16.t0_s", both=10),
+    _time("moe_gemm.fp8_block.t0_s", all=5, engine=3),
     _factor("collective.nvlink.bandwidth", generation=0.08),
     _factor("scale.gemm_memory", all=0.12),
-    _factor("scale.gemm_compute", all=0.12),
-    _factor("scale.kv_memory", all=0.12),
-    _factor("scale.prefill_compute", all=0.12),
     _factor("elementwise.memory", all=0.12),
     _factor("gemm.fp8.memory", all=0.12),
     _factor("gemm.fp8.compute", both=0.06),
     _factor("moe_gemm.fp8_block.compute", all=0.12),
+    _factor("moe_gemm.fp8_block.memory", era=0.5),
     _factor("moe_gemm.mxfp4_a16.memory", both=0.4),
     Parameter(name="expert_skew", widths={"all": 0.5}),
 )
@@ -87,24 +91,32 @@ class Term:
     def width(self) -> float:
         return self.parameter.widths[self.level]
 
-    def holds(self, engine: str, generation: str) -> bool:
-        return self.where == place(self.level, engine, generation)
+    @property
+    def center(self) -> float:
+        return self.parameter.centers.get(self.where, 0.0)
+
+    def holds(self, cell: Cell) -> bool:
+        return self.where == place(self.level, cell)
 
 
-def place(level: str, engine: str, generation: str) -> tuple[str, ...]:
-    """What terms of a level are told apart by."""
+def place(level: str, cell: Cell) -> tuple[str, ...] | None:
+    """What terms of a level are told apart by; None: the cell has no such term."""
+    engine, generation, era = cell
+    if level == "era":
+        return (engine, era) if era else None
     return {"all": (), "engine": (engine,), "generation": (generation,), "both": (engine, generation)}[level]
 
 
-def terms_of(parameters: tuple[Parameter, ...], cells: set[tuple[str, str]]) -> list[Term]:
-    """Every term that some cell (engine, generation) has."""
+def terms_of(parameters: tuple[Parameter, ...], cells: set[Cell]) -> list[Term]:
+    """Every term that some cell has."""
     out: dict[tuple[str, str, tuple[str, ...]], Term] = {}
     for parameter in parameters:
         for level in LEVELS:
             if level in parameter.widths:
-                for engine, generation in sorted(cells):
-                    where = place(level, engine, generation)
-                    out[parameter.name, level, where] = Term(parameter=parameter, level=level, where=where)
+                for cell in sorted(cells):
+                    where = place(level, cell)
+                    if where is not None:
+                        out[parameter.name, level, where] = Term(parameter=parameter, level=level, where=where)
     return list(out.values())
 
 

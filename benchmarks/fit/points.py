@@ -7,10 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.calibration.bundled import SERVING, bundled_points
 from bstar.calibration.point import Point
-from bstar.calibration.points import deployment_of, read_points
+from bstar.calibration.points import deployment_of
 from bstar.latency.constant_values import generation_name
 from bstar.specs.deployment import Deployment
+from bstar.specs.engine import EngineSettings
+
+from parameters import ERAS, Cell
 
 # Runs that no steady state explains: (engine, GPU, model, versions or dates that begin so, reason). Never fitted; they
 # stay in every error that is reported.
@@ -31,8 +35,13 @@ class FitPoint:
     deployment: Deployment
     engine: str
     generation: str
+    era: str
     family: str
     unsteady: str | None
+
+    @property
+    def cell(self) -> Cell:
+        return self.engine, self.generation, self.era
 
     @property
     def group(self) -> str:
@@ -54,20 +63,33 @@ def unsteady(point: Point) -> str | None:
     return None
 
 
-def fit_points(path: str, *, every: int = 1) -> list[FitPoint]:
-    """Aggregated points with certain labels, of a file of measured points."""
+def fit_points(*, every: int = 1) -> list[FitPoint]:
+    """The bundled aggregated serving points with certain labels."""
     out = []
-    for point in [p for p in read_points(path) if not p.is_disaggregated and p.counts and p.tpot_s][::every]:
+    for point in [p for p in bundled_points(SERVING) if not p.is_disaggregated and p.counts and p.tpot_s][::every]:
         deployment = deployment_of(point)
         out.append(FitPoint(
             point=point, deployment=deployment, engine=deployment.engine.name,
-            generation=generation_name(deployment.device.compute_capability), family=family_of(point.model),
-            unsteady=unsteady(point)))  # fmt: skip
+            generation=generation_name(deployment.device.compute_capability), era=_era(deployment.engine),
+            family=family_of(point.model), unsteady=unsteady(point)))  # fmt: skip
     return out
 
 
+def _era(engine: EngineSettings) -> str:
+    """The release that the engine is older than, of those that matter; ""."""
+    before = ERAS.get(engine.name)
+    version = engine.version_tuple
+    return before if before and version and version < tuple(int(n) for n in before.split(".")) else ""
+
+
 def folds(points: list[FitPoint], seed: int) -> dict[str, NDArray[np.int64]]:
-    """Ways to hold out, each as a fold number per point: groups, families, and a random fifth of every group."""
+    """Ways to hold out, each as a fold number per point.
+
+    known     a random fifth of every group: others of the same GPU × engine × model are seen
+    group     a GPU × engine × model
+    family    a model, on every GPU and engine
+    machine   a GPU × engine, every model on it
+    """
     def numbered(names: list[str]) -> NDArray[np.int64]:
         return np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
 
@@ -76,4 +98,5 @@ def folds(points: list[FitPoint], seed: int) -> dict[str, NDArray[np.int64]]:
     for group in np.unique(groups):
         inside = np.flatnonzero(groups == group)
         known[rng.permutation(inside)] = np.arange(inside.size) % 5
-    return {"group": groups, "family": numbered([p.family for p in points]), "known": known}
+    return {"known": known, "group": groups, "family": numbered([p.family for p in points]),
+            "machine": numbered([f"{p.point.gpu}|{p.engine}" for p in points])}

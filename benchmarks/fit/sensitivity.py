@@ -16,11 +16,11 @@ from bstar.latency.constants import Constants, constant_key, constants_for
 from bstar.latency.step_model import build_step_model
 from bstar.specs.deployment import Deployment
 
-from parameters import Parameter, moved
+from parameters import Cell, Parameter, moved
 from simulate import Simulated
 
 Floats = NDArray[np.float64]
-Shifts = Mapping[tuple[str, str], dict[str, float]]
+Shifts = Mapping[Cell, dict[str, float]]
 
 
 def forget_fitted() -> None:
@@ -43,10 +43,10 @@ def evaluate(simulated: Simulated, constants: Constants) -> tuple[float, float]:
 
 
 class Sensitivity:
-    """Predictions and derivatives at given shifts of the parameters, by cell (engine, generation)."""
+    """Predictions and derivatives at given shifts of the parameters, by cell."""
 
     def __init__(
-        self, simulated: Sequence[Simulated], cells: Sequence[tuple[str, str]], parameters: tuple[Parameter, ...],
+        self, simulated: Sequence[Simulated], cells: Sequence[Cell], parameters: tuple[Parameter, ...],
         shifts: Shifts,
     ) -> None:  # fmt: skip
         self.parameters = parameters
@@ -54,7 +54,7 @@ class Sensitivity:
         self.slopes = np.zeros((len(simulated), 2, len(parameters)))
         made: dict[tuple[object, int], Constants] = {}
 
-        def constants(deployment: Deployment, cell: tuple[str, str], index: int) -> tuple[Constants, float]:
+        def constants(deployment: Deployment, cell: Cell, index: int) -> tuple[Constants, float]:
             """With parameter `index` (−1: none) a little further, and how far."""
             key = constant_key(deployment), index
             shift, step = dict(shifts.get(cell, {})), 0.0

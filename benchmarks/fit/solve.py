@@ -21,13 +21,15 @@ class Problem:
 
     measured, predicted   (points, 2) seconds of TPOT and TTFT; nan in measured: not known
     slopes                (points, 2, terms)
-    at, widths, low       (terms,) where it is linear; how far from 0 terms may well be; what they may not be below
+    at, low               (terms,) where it is linear; what terms may not be below
+    centers, widths       (terms,) where they are pulled to; how far from there they may well be
     """
 
     measured: Floats
     predicted: Floats
     slopes: Floats
     at: Floats
+    centers: Floats
     widths: Floats
     low: Floats
 
@@ -44,7 +46,7 @@ class Problem:
 
 
 def solve(problem: Problem, rows: NDArray[np.bool_], start: Floats | None = None, *, rounds: int = 60) -> Floats:
-    """Terms that minimise Σ soft-L1(log errors) + Σ (terms / widths)², over `rows`."""
+    """Terms that minimise Σ soft-L1(log errors) + Σ ((terms - centers) / widths)², over `rows`."""
     terms = problem.at.copy() if start is None else start.copy()
     scales, weights = np.array(SCALES), np.array(WEIGHTS)
     measured = problem.measured[rows]
@@ -53,7 +55,7 @@ def solve(problem: Problem, rows: NDArray[np.bool_], start: Floats | None = None
 
     def loss(x: Floats) -> float:
         z = np.where(known, problem.errors(x, rows), 0.0) / scales
-        return float(np.sum(weights * 2.0 * (np.sqrt(1.0 + z * z) - 1.0)) + np.sum((x / problem.widths) ** 2))
+        return float(np.sum(weights * 2.0 * (np.sqrt(1.0 + z * z) - 1.0)) + np.sum(((x - problem.centers) / problem.widths) ** 2))
 
     best = loss(terms)
     for _ in range(rounds):
@@ -63,7 +65,7 @@ def solve(problem: Problem, rows: NDArray[np.bool_], start: Floats | None = None
         jacobian = (problem.slopes[rows] / seconds[:, :, None]).reshape(-1, terms.size)
         w = weight.reshape(-1)
         hessian = (jacobian * w[:, None]).T @ jacobian + np.diag(inverse)
-        gradient = jacobian.T @ (w * error.reshape(-1)) + terms * inverse
+        gradient = jacobian.T @ (w * error.reshape(-1)) + (terms - problem.centers) * inverse
         free = (terms > problem.low + 1e-15) | (gradient < 0)  # terms at their bound that do not want back stay there
         move, size = np.zeros_like(terms), 1.0
         move[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bstar.latency.constants import constants_for
 
 from fit import Fitted, shifts_of
-from parameters import Parameter
+from parameters import Cell, Parameter
 
 Floats = NDArray[np.float64]
 
@@ -34,20 +34,23 @@ def write_constants(fitted: Fitted, errors: Floats, path: Path) -> None:
 
 def _entries(fitted: Fitted, parameter: Parameter, errors: Floats) -> list[dict[str, object]]:
     """Entries of one constant: for engines on generations that have no points too, where the prior is no kernel's."""
-    cells = [(p.engine, p.generation) for p in fitted.points]
+    cells = [p.cell for p in fitted.points]
     columns = [k for k, t in enumerate(fitted.terms) if t.parameter is parameter]
     uses = np.any(fitted.problem.slopes[:, :, columns] != 0.0, axis=(1, 2)) & fitted.steady
     by_cell = shifts_of(fitted.terms, fitted.values, cells)
     out: list[dict[str, object]] = []
     for engine in sorted({c[0] for c in cells}):
         here = np.array([c[0] == engine for c in cells]) & uses
+        terms = [(t, v) for t, v in zip(fitted.terms, fitted.values, strict=True) if t.parameter is parameter]
         if "." not in parameter.name or parameter.name.startswith(("scale.", "collective.", "elementwise.")):
-            shift = sum(v for t, v in zip(fitted.terms, fitted.values, strict=True)
-                        if t.parameter is parameter and t.where in ((), (engine,)))
-            out += _entry(fitted, parameter, errors, (engine, ""), float(shift), np.flatnonzero(here))
+            shift = sum(v for t, v in terms if t.where in ((), (engine,)))
+            out += _entry(fitted, parameter, errors, (engine, "", ""), float(shift), np.flatnonzero(here))
         for cell in sorted({c for c in cells if c[0] == engine}):
+            if cell[2] and not any(t.level == "era" for t, _ in terms):
+                continue
             inside = np.flatnonzero(here & np.array([c == cell for c in cells]))
-            out += _entry(fitted, parameter, errors, cell, by_cell[cell].get(parameter.name, 0.0), inside)
+            if cell[2] or any(t.level != "era" for t, _ in terms):
+                out += _entry(fitted, parameter, errors, cell, by_cell[cell].get(parameter.name, 0.0), inside)
     return [e for e in out if "generation" not in e or not any(_same(e, o) for o in out)]
 
 
@@ -57,18 +60,20 @@ def _same(entry: dict[str, object], other: dict[str, object]) -> bool:
 
 
 def _entry(
-    fitted: Fitted, parameter: Parameter, errors: Floats, cell: tuple[str, str], shift: float, rows: NDArray[np.int64],
+    fitted: Fitted, parameter: Parameter, errors: Floats, cell: Cell, shift: float, rows: NDArray[np.int64],
 ) -> list[dict[str, object]]:  # fmt: skip
     if not rows.size:
         return []
-    engine, generation = cell
+    engine, generation, era = cell
     value = parameter.moved(constants_for(fitted.points[rows[0]].deployment)[parameter.name], shift)
     holding = [k for k, t in enumerate(fitted.terms) if t.parameter is parameter
-               and (t.holds(engine, generation) or (not generation and t.where in ((), (engine,))))]
+               and (t.holds(cell) or (not generation and t.where in ((), (engine,))))]
     error = float(np.sqrt(np.sum(errors[holding] ** 2)))
     if parameter.is_fraction:
         error *= value / max(1.0 + shift, 0.1)
     conditions = {"engine": engine} | ({"generation": generation} if generation else {})
+    if era:
+        conditions["until"] = era
     if engine == "trtllm":
         conditions["since"] = "1.0"  # before, another runtime: fitted_static.toml
     return [{"name": parameter.name, **conditions, "value": value, "standard_error": error, "rows": int(rows.size)}]
