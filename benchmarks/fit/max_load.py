@@ -4,9 +4,10 @@
     PYTHONPATH=src python benchmarks/fit/max_load.py --check   errors of models that the fit did not see
 
 Rows: throughput of 0.17 at maximum load (trtllm-bench), simulated as they ran. Everything that the static batches
-fixed stays (fitted_static.toml); three constants move, each for a reason that the releases name:
+fixed stays (fitted_static.toml); four constants move, each for a reason that the releases name:
 
     attention_decode.*.compute   grouped-query decode attention on tensor cores (XQA) in place of CUDA cores
+    attention_decode.*.memory    and how fast it reads the cache
     sequence_s                   batch management in the runtime, overlapped with the step
     moe_gemm.fp8.compute         grouped GEMMs of mixture-of-experts plug-ins, seen at thousands of tokens a step
 
@@ -38,10 +39,11 @@ SCALE: Final = 0.05
 SINCE, UNTIL = "0.10", "1.0"
 GENERATIONS: Final = ("ada", "ampere-server", "hopper")
 # First guess and the widest factor tried either way.
-START: Final = {"attention": (0.3, 3.0), "sequence_s": (4e-6, 4.0), "moe": (0.45, 2.0)}
+START: Final = {"attention": (0.3, 3.0), "cache": (0.85, 1.15), "sequence_s": (4e-6, 4.0), "moe": (0.45, 2.0)}
 NAMES: Final = {
-    "attention": ("attention_decode.narrow.compute", "attention_decode.wide.compute"), "sequence_s": ("sequence_s",),
-    "moe": ("moe_gemm.fp8.compute",),
+    "attention": ("attention_decode.narrow.compute", "attention_decode.wide.compute"),
+    "cache": ("attention_decode.narrow.memory", "attention_decode.wide.memory"),
+    "sequence_s": ("sequence_s",), "moe": ("moe_gemm.fp8.compute",),
 }  # fmt: skip
 # Every third row in the search; all of them in what is printed.
 EVERY: Final = 3

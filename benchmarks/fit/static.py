@@ -116,8 +116,8 @@ FAMILIES: Final = (
         by_generation=(
             _free("gemm.fp8.memory", 0, 0.1), _free("gemm.fp8.compute", 0, 0.25), _free("gemm.bf16.memory", 0, 0.1),
             _free("gemm.bf16.compute", 0, 0.25), _free("moe_gemm.bf16.memory", 0, 0.1),
-            _free("moe_gemm.bf16.compute", 0, 0.25), _free("attention_decode.narrow.memory", 0, 0.1),
-            _free("attention_decode.narrow.compute", 0.04, 0.6), _free("attention_decode.wide.memory", 0, 0.1),
+            _free("moe_gemm.bf16.compute", 0, 0.25), _free("attention_decode.narrow.memory", 0.85, 0.1),
+            _free("attention_decode.narrow.compute", 0.04, 0.6), _free("attention_decode.wide.memory", 0.85, 0.1),
             _free("attention_decode.wide.compute", 0.04, 0.6), _free("attention_decode.scalar.memory", 0, 0.1),
             _free("attention_decode.scalar.compute", 0, 0.6), _free("attention_prefill.compute", 0, 0.4),
         ),
