@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bstar.calibration.bundled import SERVING, bundled_points
 from bstar.calibration.replay import replay
-from bstar.calibration.residuals import Residual, coverage, read_records, residual_table
+from bstar.calibration.residuals import Residual, coverage, group_tails, read_records, residual_table
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "src" / "bstar" / "calibration" / "data" / "residuals.toml"
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="print coverage only")
     arguments = parser.parse_args()
     found = records()
-    for key, (share, n) in coverage(found).items():
+    for key, (share, n) in coverage(found, group_tails(found)).items():
         print(f"{key:40} {share:6.1%} of {n}")
     if not arguments.check:
         TARGET.write_text(residual_table(found, source="cross-validation by GPU, engine and model; "
