@@ -72,6 +72,35 @@ def test_a_sweep_has_a_folder_a_load_and_one_sheet(tmp_path):
 
 
 @slow
+def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path):
+    """Ctrl-C in the second load: what was whole is kept, --resume measures the rest, another sweep is refused."""
+    async def long(answer, body):
+        await good(answer, body, first_s=0.2, gap_s=0.1)
+
+    common = ("--input", "10", "--output", "4", "--num-requests", "8", "--sweep", "concurrency=1,2,4", "--json",
+              "--out", str(tmp_path / "s"))
+    with FakeServer(long) as server:
+        process = start("--url", server.url, *common)
+        while len(server.bodies) < 12 and process.poll() is None:  # a probe, eight, and some
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert [p["interrupted"] for p in json.loads((tmp_path / "s" / "sweep.json").read_text())["points"]] == [
+            False, True]
+        before = len(server.bodies)
+        code, _, err = call("--url", server.url, *common, "--resume")
+        assert code == 0, err
+        assert len(server.bodies) == before + 1 + 16
+        code, _, err = call("--url", server.url, *common, "--resume", "--prefix", "5")
+        assert code == 2
+        assert "something else" in err
+    sheet = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    assert [(p["load"], p["run"]["num_finished"]) for p in sheet["points"]] == [(1, 8), (2, 8), (4, 8)]
+    assert all((tmp_path / "s" / p["folder"] / "summary.json").is_file() for p in sheet["points"])
+
+
+@slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_keeps_it(how, tmp_path):
     async def slow(answer, body):

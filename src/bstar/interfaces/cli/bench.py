@@ -68,8 +68,8 @@ def bench(as_json: bool, **options: Any) -> None:
         stop_after_s=options.pop("stop_after"), content_salt=options.pop("content_salt"),
         max_error_fraction=options.pop("max_error_fraction"),
     )  # fmt: skip
-    again, plan = _take_runs(options), options.pop("sweep")
-    out = fresh_out(options)
+    again, resumed = _take_runs(options), options["resume"]
+    out, plan = fresh_out(options), options.pop("sweep")
     dataset = take_dataset(options, text)
     axis = None
     if plan is not None:
@@ -79,7 +79,7 @@ def bench(as_json: bool, **options: Any) -> None:
         axis = plan.axis
     loads = LoadMaker(options, dataset, sweeping=axis)
     loads.at(axis=axis, load=1.0 if axis else None)
-    out = _writable(out)
+    out = out if resumed and out is not None and out.is_dir() else _writable(out)
     server = prepare(endpoint, body=body, text=text, given=None if dataset is None else dataset.prompts)
     for note in server.facts.notes:
         output.warn(note)

@@ -29,7 +29,7 @@ section("Load", "turns", "dataset", "max_in_flight", "ramp_up", "stop_after")
 section("Requests", "tokenizer", "ignore_eos", "temperature", "extra_body", "continuous_usage", "return_token_ids",
         "content_salt")
 section("Measuring", "sweep", "warmup", "cooldown", "runs", "until", "max_runs", "workers", "max_error_fraction")
-section("Output", "out", "no_out")
+section("Output", "out", "no_out", "resume")
 
 server_options = apply(
     click.option("--url", required=True, metavar="URL", help="The server: http://127.0.0.1:8000."),
@@ -83,6 +83,7 @@ measuring_options = apply(
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
                  help="Folder of the run (default: runs/bench-TIME); an existing one gets a new folder inside."),
     click.option("--no-out", is_flag=True, help="Write nothing."),
+    click.option("--resume", is_flag=True, help="Go on with the interrupted sweep in --out."),
 )
 
 
@@ -188,6 +189,13 @@ class LoadMaker:
             made = self.dataset.load(made, output_tokens=self._fixed_output())
         return made if self.ramp_up_s is None else _ramped(made, self.ramp_up_s)
 
+    def asked(self, axis: str) -> dict[str, Any]:
+        """What defines the load, as JSON, but for the one setting that is swept."""
+        given = {key: value for key, value in self.given.items() if key not in (axis, "num_requests")}
+        return {**{k: None if v is None else str(v) for k, v in given.items()}, "turns": self.turns,
+                "dataset": None if self.dataset is None else self.dataset.name,
+                "num_requests": self.given["num_requests"] if self._counted else None}
+
     def _fixed_output(self) -> int | None:
         if self._asked_output is None:
             return None
@@ -216,7 +224,7 @@ def _ramped(load: Traffic, over_s: float) -> Traffic:
     import numpy as np
 
     if load.concurrency is None:
-        raise SpecError("--ramp-up: clients of a closed loop start so; with a rate use --rate-curve ramp:2-10,over=9min")
+        raise SpecError("--ramp-up: is for --concurrency; a rate rises with --rate-curve ramp:2-10,over=9min")
     arrival, clients = np.array(load.arrival_s), load.num_scheduled
     arrival[:clients] = np.arange(clients) * (over_s / clients)
     return replace(load, arrival_s=arrival)
@@ -229,7 +237,11 @@ def usual_count(rate_per_s: float | None) -> int:
 
 def fresh_out(options: dict[str, Any]) -> Path | None:
     """Where the run is written; None: nowhere."""
-    out, nowhere = options.pop("out"), options.pop("no_out")
+    out, nowhere, resume = options.pop("out"), options.pop("no_out"), options.pop("resume")
+    if resume:
+        if out is None or nowhere or options.get("sweep") is None:
+            raise SpecError("--resume: goes on with a sweep; give --sweep and the --out that it wrote to")
+        return Path(out)
     if nowhere:
         if out is not None:
             raise SpecError("--no-out: contradicts --out; give one")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bstar.errors import SpecError
 from bstar.interfaces.cli import output
 from bstar.units import format_seconds
 
@@ -17,29 +18,36 @@ if TYPE_CHECKING:
     from bstar.specs.slo import Slo
 
 OneRun = Callable[["Prepared", Any, "RunOptions", "Path | None", str], "BenchRun"]
+SCHEMA = "bstar.bench-sweep/1"
 
 
 def run_sweep(
     server: Prepared, loads: LoadMaker, how: RunOptions, plan: SweepPlan, slo: Slo | None, out: Path | None,
     as_json: bool, one_run: OneRun,
 ) -> int:  # fmt: skip
-    """Measure the loads of `plan`; returns the exit code."""
+    """Measure the loads of `plan`, without those that an interrupted sweep in `out` has; returns the exit code."""
     from bstar.interfaces.cli.bench import write_sheet
     from bstar.measure.sweeps import sweep
 
     target = None if slo is None or slo.is_empty else slo.attainment_fraction
-    seen: list[Point] = []
+    sheet: dict[str, Any] = {
+        "schema": SCHEMA, "axis": plan.axis, "target_fraction": target,
+        "asked": {"model": server.facts.model, "api": server.endpoint.api, "load": loads.asked(plan.axis),
+                  "slo": None if slo is None else [slo.ttft_s, slo.tpot_s, slo.e2e_s]},
+    }  # fmt: skip
+    seen = _known(out, sheet)
 
     def measure(load: float) -> Point:
-        place = None if out is None else out / f"{plan.axis}-{load:g}"
+        name = f"{plan.axis}-{load:g}"
+        place = None if out is None else _unused(out / name)
         run = one_run(server, loads.at(axis=plan.axis, load=load), how, place, f"{plan.axis} {load:g}")
-        point = point_of(load, run)
+        point = point_of(load, run, None if place is None else place.name)
         seen.append(point)
-        write_sheet(out, "sweep.json", sheet_of(plan, seen, target))
+        write_sheet(out, "sweep.json", sheet | _points(seen))
         return point
 
-    result = sweep(measure, plan, target_fraction=target)
-    sheet = {**sheet_of(plan, seen, target), **landmarks_of(result)}
+    result = sweep(measure, plan, target_fraction=target, known=tuple(seen))
+    sheet |= _points(seen) | landmarks_of(result)
     write_sheet(out, "sweep.json", sheet)
     if as_json:
         output.print_json(sheet | {"folder": None if out is None else str(out)})
@@ -51,36 +59,25 @@ def run_sweep(
     return 1 if given_out else 0
 
 
-def point_of(load: float, run: BenchRun) -> Point:
-    """What a run says as a point of a sweep."""
+def point_of(load: float, run: BenchRun, folder: str | None) -> Point:
+    """What a run says as a point of a sweep; `detail` is its JSON: figures, and under `run` the whole summary."""
+    from bstar.measure.folder import plain
     from bstar.measure.sweeps import Point
 
     summary = run.summary
-    return Point(
-        load=load, throughput_per_s=run.steady["output_tokens_per_s"] or summary.output_tokens_per_s,
-        goodput_per_s=summary.goodput_requests_per_s, attainment_fraction=summary.slo_attainment_fraction,
-        valid=run.verdict.valid, interrupted=run.interrupted, detail=run,
-    )  # fmt: skip
-
-
-def sheet_of(plan: SweepPlan, points: list[Point], target: float | None) -> dict[str, Any]:
-    """The points so far as JSON."""
-    return {
-        "schema": "bstar.bench-sweep/1", "axis": plan.axis, "target_fraction": target,
-        "points": [_point(plan, p) for p in sorted(points, key=lambda p: p.load)],
-    }
-
-
-def _point(plan: SweepPlan, point: Point) -> dict[str, Any]:
-    """A point: its figures, and under `run` the whole summary."""
-    summary = point.detail.summary
-    return {
-        "load": point.load, "valid": point.valid, "interrupted": point.interrupted,
-        "output_tokens_per_s": point.throughput_per_s, "requests_per_s": summary.requests_per_s,
-        "goodput_requests_per_s": point.goodput_per_s, "slo_attainment_fraction": point.attainment_fraction,
+    throughput = run.steady["output_tokens_per_s"] or summary.output_tokens_per_s
+    detail = {
+        "load": load, "valid": run.verdict.valid, "interrupted": run.interrupted, "output_tokens_per_s": throughput,
+        "requests_per_s": summary.requests_per_s, "goodput_requests_per_s": summary.goodput_requests_per_s,
+        "slo_attainment_fraction": summary.slo_attainment_fraction,
         **{name: getattr(summary, name).to_dict() for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
-        "folder": f"{plan.axis}-{point.load:g}", "run": point.detail.to_dict(),
+        "folder": folder, "run": run.to_dict(),
     }  # fmt: skip
+    return Point(
+        load=load, throughput_per_s=throughput, goodput_per_s=summary.goodput_requests_per_s,
+        attainment_fraction=summary.slo_attainment_fraction, valid=run.verdict.valid, interrupted=run.interrupted,
+        detail=plain(detail),
+    )  # fmt: skip
 
 
 def landmarks_of(result: SweepResult) -> dict[str, Any]:
@@ -93,14 +90,48 @@ def landmarks_of(result: SweepResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _points(points: list[Point]) -> dict[str, Any]:
+    return {"points": [p.detail for p in sorted(points, key=lambda p: p.load)]}
+
+
+def _known(out: Path | None, sheet: dict[str, Any]) -> list[Point]:
+    """The whole points of the sweep that `out` holds. Raises SpecError where it is another sweep."""
+    from bstar.codec.safe_json import read_json
+    from bstar.measure.folder import plain
+    from bstar.measure.sweeps import Point
+
+    file = None if out is None else out / "sweep.json"
+    if file is None or not file.is_file():
+        return []
+    found = read_json(file, what="sweep")
+    for key in ("schema", "axis", "asked"):
+        if found.get(key) != plain(sheet[key]):
+            raise SpecError(f"--resume: {out} holds a sweep of something else ({key}); choose another folder")
+    return [
+        Point(load=p["load"], throughput_per_s=p["output_tokens_per_s"], goodput_per_s=p["goodput_requests_per_s"],
+              attainment_fraction=p["slo_attainment_fraction"], valid=p["valid"], detail=p)
+        for p in found.get("points", []) if not p.get("interrupted")
+    ]  # fmt: skip
+
+
+def _unused(place: Path) -> Path:
+    """`place`, numbered where an interrupted run took the name."""
+    from bstar.measure.folder import PARTIAL
+
+    number, found = 1, place
+    while found.exists() or found.with_name(found.name + PARTIAL).exists():
+        number += 1
+        found = place.with_name(f"{place.name}-again-{number}")
+    return found
+
+
 def _show(server: Prepared, result: SweepResult, place: str | None) -> None:
     rows = []
     for point in result.points:
-        summary = point.detail.summary
-        rows.append((f"{point.load:g}", f"{point.throughput_per_s:,.0f}", f"{summary.requests_per_s:,.3g}",
-                     format_seconds(summary.ttft_s.p50), format_seconds(summary.ttft_s.p99),
-                     format_seconds(summary.tpot_s.p50), format_seconds(summary.tpot_s.p99),
-                     f"{summary.goodput_requests_per_s:,.3g}", f"{point.attainment_fraction:.1%}",
+        p = point.detail
+        rows.append((f"{point.load:g}", f"{point.throughput_per_s:,.0f}", f"{p['requests_per_s']:,.3g}",
+                     *(format_seconds(p[name][part]) for name in ("ttft_s", "tpot_s") for part in ("p50", "p99")),
+                     f"{point.goodput_per_s:,.3g}", f"{point.attainment_fraction:.1%}",
                      "" if point.valid else "no result"))
     parts: list[Any] = [
         output.heading(server.facts.model, f"at {server.endpoint.url}, {result.axis} swept"),
@@ -117,7 +148,7 @@ def _show(server: Prepared, result: SweepResult, place: str | None) -> None:
     parts += [output.line("note: " + note, style="dim") for note in result.notes]
     for point in result.points:
         parts += [output.line(f"at {point.load:g}: {reason}", style="yellow")
-                  for reason in point.detail.verdict.reasons]
+                  for reason in point.detail["run"]["verdict"]["reasons"]]
     if place is not None:
         parts.append(output.line(f"written to {place}", style="dim"))
     output.show(*parts)
