@@ -18,12 +18,13 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from bstar.calibration.latency_points import LatencyPoint
 from bstar.errors import BstarError, SpecError
+from bstar.specs.attention import GroupedQueryAttention
 from bstar.specs.deployment import Deployment
 from bstar.specs.model import ModelSpec
 
@@ -38,6 +39,8 @@ _ENGINES: Final = (
 _DATED: Final = {("vllm", "2023-11"): "0.2.2"}
 # vLLM replays decode steps from CUDA graphs since this release.
 _VLLM_GRAPHS_SINCE: Final = (0, 2, 6)
+# TensorRT-LLM reads windows of attention from the model's config since its PyTorch backend.
+_TRTLLM_WINDOWS_SINCE: Final = (1, 0)
 # Sequences that NVIDIA's throughput runs let a step hold ("runtime max batch up to 4096").
 _BENCH_MAX_BATCH: Final = 4096
 # Their budget of a step; longer prompts are given a step that holds them.
@@ -102,6 +105,8 @@ def _mapped(point: LatencyPoint, models: Mapping[str, ModelSpec]) -> MappedPoint
     _flags(reading)
     _layout(reading)
     model = _model(reading, models)
+    if engine == "trtllm" and _numbers(version) and _numbers(version) < _TRTLLM_WINDOWS_SINCE:
+        model = _without_windows(model, reading)
     _formats(reading)
     _limits(reading)
     at = f"{engine}@{version}" if version else engine
@@ -228,6 +233,22 @@ def _is_moe(point: LatencyPoint) -> bool:
     return _spec(_known_name(point.model)).is_moe
 
 
+def _without_windows(model: ModelSpec, reading: _Reading) -> ModelSpec:
+    """The model with every sliding window as wide as the context."""
+    groups = tuple(
+        replace(g, mixer=replace(g.mixer, window=None))
+        if isinstance(g.mixer, GroupedQueryAttention) and g.mixer.window and not g.mixer.chunked else g
+        for g in model.layers)
+    if groups == model.layers:
+        return model
+    reading.notes.append("no sliding window: the C++ runtime takes max_attention_window_size from its command alone")
+    return replace(model, layers=groups)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
+
+
 def _model(reading: _Reading, models: Mapping[str, ModelSpec]) -> ModelSpec:
     name = reading.point.model
     return models.get(name) or _spec(_known_name(name))
@@ -299,6 +320,6 @@ def _limits(reading: _Reading) -> None:
             settings.setdefault("gpu_memory_utilization", float(fraction[1]))
     if point.load != "static_batch" and point.input_tokens and "max_model_len" not in settings:
         _longer(reading, round(point.input_tokens + (point.output_tokens or 0.0)) + 1)
-    numbers = tuple(int(n) for n in re.findall(r"\d+", reading.version)[:3])
+    numbers = _numbers(reading.version)
     if engine == "vllm" and numbers and numbers < _VLLM_GRAPHS_SINCE:
         settings["enforce_eager"] = True
