@@ -76,8 +76,8 @@ def test_a_smooth_max_lies_between_the_max_and_the_sum(a: float, b: float, power
     assert math.isclose(found, float(smooth_max(np.array(b), np.array(a), power)), rel_tol=1e-12)
 
 
-def test_a_matrix_product_reaches_half_of_its_compute_at_half_rows() -> None:
-    """Compute-bound time is (rows + half_rows) / rows of what it is at infinitely many rows."""
+def test_tiles_pad_few_rows_to_twice_as_many_and_many_rows_by_half_rows() -> None:
+    """n rows are computed as n + n·h/(n + h)."""
     d = deploy(model="llama-3.1-8b")
     none, half = (with_constants(d, gemm__bf16__half_rows=h, smoothing=20.0) for h in (0.0, 64.0))
     i = next(i for i, w in enumerate(none.step.works) if w.name == "mlp" and w.kind == "gemm")
@@ -87,7 +87,9 @@ def test_a_matrix_product_reaches_half_of_its_compute_at_half_rows() -> None:
         return float(work.compute[i])
 
     for tokens in (8.0, 64.0, 4096.0):
-        assert math.isclose(seconds(half, tokens), seconds(none, tokens) * (tokens + 64.0) / tokens, rel_tol=1e-9)
+        padded = tokens + tokens * 64.0 / (tokens + 64.0)
+        assert math.isclose(seconds(half, tokens), seconds(none, tokens) * padded / tokens, rel_tol=1e-9)
+    assert seconds(half, 1e6) - seconds(none, 1e6) == pytest.approx(seconds(none, 64.0), rel=1e-3)
 
 
 # ---- launching ----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(slots=True)
 class _Pattern:
-    """Of the operators that run: seconds of the constants of the plain ones; per rounded one its first row and its
+    """Of the operators that run: seconds of the constants of the plain ones; per rounded one its padding and its
     weights; light weights of all; each without routed experts, which follow per routed operator."""
 
     constant: float
@@ -86,13 +86,15 @@ class ScalarSteps:
             if size != tokens:
                 y += self.padding * (size - tokens)
         a, b, c, d, e, f, g = self.ends.tolist()
-        compute, memory = y[a:b] + pattern.base, y[b:c] + pattern.weights
+        compute, memory = y[a:b], y[b:c] + pattern.weights
+        compute = compute + compute * pattern.base / np.maximum(compute + pattern.base, 1e-30)
         light_read = pattern.light_weights
         if self.routed:
             light_read = light_read.copy()
             shares, rows = self._routed(values)
             for (k, i), (share, read), factor in zip(self.routed, shares, rows, strict=True):
-                compute[k] = y[a + k] * factor + pattern.base[k] * share
+                own, most = float(y[a + k]) * factor, float(pattern.base[k]) * share
+                compute[k] = own + own * most / max(own + most, 1e-30)
                 # Activations follow the rows; of the cache routed experts read nothing.
                 memory[k] = y[b + k] * factor + pattern.weights[k] * share
                 light_read[i] *= read

@@ -1,8 +1,7 @@
 """From the work of a step to seconds: the floor and the expected time, for one deployment.
 
     floor       Σ operators max(FLOPs / peak, (weights + cache read) / bandwidth)
-    expected    Σ operators launches·t0·g + (((FLOPs + half_rows·FLOPs of a row) / e_c·peak)^p
-                                             + (bytes / e_m·bandwidth)^p)^(1/p)
+    expected    Σ operators launches·t0·g + ((FLOPs of padded rows / e_c·peak)^p + (bytes / e_m·bandwidth)^p)^(1/p)
                 (decode attention: activations / e_m·bandwidth + max of the two over the cache: affine in context)
                 + Σ collectives launches·latency + bytes / e·link + gaps of every layer
                 where the step is not replayed from a CUDA graph: smooth max of that (but for decode attention's reading
@@ -84,7 +83,7 @@ class StepModel:
 
     rates      (5, operators, statistics): seconds per unit of each statistic of compute, activations, cache (at the
                kernels' rates), compute and cache (at light speed); one product gives a step's resources
-    base_s     compute that comes with the first row (half_rows); of routed experts, with every expert read
+    base_s     compute of half_rows rows, the most that padding adds; of routed experts, with every expert read
     reach_activations   (statistics,) of decode attention's activations, what grows with the context
     weights_s, light_weights_s   reading all weights; `routed` entries are scaled by the share of experts that is read
     layers_s             gaps of all layers
@@ -157,7 +156,7 @@ class StepModel:
             read[self.routed] *= share
             compute[self.routed] *= rows
             activations[self.routed] *= rows
-        compute += _column(self.base_s, one) * read
+        compute += padding_s(compute, _column(self.base_s, one) * read)
         reach = np.maximum(compute[self.streaming], parts[2][self.streaming]).sum(axis=0)
         launching = np.where(prompts | self.graphs.pieces, self.piece_s, 0.0)
         launched = self.graphs.beyond(tokens) | (prompts & (not self.graphs.mixed))
@@ -208,6 +207,15 @@ def smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
         cubes: FloatArray = np.cbrt(a * a * a + b * b * b)
         return cubes
     result: FloatArray = (a**power + b**power) ** (1.0 / power)
+    return result
+
+
+def padding_s(compute: FloatArray, most: FloatArray) -> FloatArray:
+    """What tiles add to a compute time: n rows are computed as n + n·h/(n + h); `most` is the time of h = half_rows rows.
+
+    Tiles adapt to few rows (twice the rows at most), and of many rows they lose h.
+    """
+    result: FloatArray = compute * most / np.maximum(compute + most, 1e-30)
     return result
 
 

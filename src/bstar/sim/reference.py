@@ -138,11 +138,13 @@ def step_seconds(cost: StepCost, plan: Plan) -> float:
     tokens += drafts
     total = cost.step_s + cost.token_s[tokens] + cost.sampled_s[len(plan.tokens) + drafts] + cost.linear @ x
     total += cost.prompt_fixed_s + (cost.decode_fixed_s if x[DECODE] else 0.0)
-    for compute, memory, first, base, phase in zip(
+    for compute, memory, most, base, phase in zip(
         cost.row_compute, cost.row_memory, cost.row_compute_base, cost.row_base, cost.row_phase, strict=True
     ):
         if phase != 1 or x[DECODE]:
-            total += ((first + compute @ x) ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
+            own = compute @ x
+            own += own * most / max(own + most, 1e-30)
+            total += (own ** cost.power + (base + memory @ x) ** cost.power) ** (1 / cost.power)
     launching = cost.launch_s if tokens > cost.graph_tokens else cost.piece_s
     total = (total**cost.power + launching**cost.power) ** (1 / cost.power)
     total += cost.host_s + cost.host_sequence_s * x[SEQUENCES] + cost.decode_reach_s * x[DECODE]

@@ -20,13 +20,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.latency.step_model import StepModel, smooth_max, step_model
+from bstar.latency.step_model import StepModel, padding_s, smooth_max, step_model
 from bstar.physics.statistics import FULL, Span, Statistic
 from bstar.sim.kernel.cost import CACHED, DECODE, FIRST_SPAN, PROMPT, SEQUENCES, StepCost
 from bstar.specs.deployment import Deployment
 
 Floats = NDArray[np.float64]
-# An operator with a rounded corner: compute and memory seconds per x, seconds of weights and of the first row, phase.
+# An operator with a rounded corner: compute and memory seconds per x, seconds of weights and of half_rows rows, phase.
 _Row = tuple[Floats, Floats, float, float, int]
 
 _TOKENS: Final = frozenset({("tokens", None), ("expert_tokens", None)})
@@ -209,15 +209,17 @@ class _Table:
             self.slope, self.constant = self.slope + memory, self.constant + float(m.weights_s[i])
             return
         if not routed.size:
+            own = compute * self.count
             self.total += smooth_max(
-                compute * self.count + m.base_s[i], memory * self.count + m.weights_s[i], m.smoothing)
+                own + padding_s(own, m.base_s[i]), memory * self.count + m.weights_s[i], m.smoothing)
             return
         if self.busiest is None:
             self.busiest = m.load.busiest(self.count * self.unit[m.step.expert_tokens_index])
         share, rows = self.busiest[0][routed[0]], self.busiest[1][routed[0]]
         activations, cache = float(m.rates[1, i] @ self.unit), float(m.rates[2, i] @ self.unit)
+        own = compute * self.count * rows
         self.total += smooth_max(
-            compute * self.count * rows + m.base_s[i] * share,
+            own + padding_s(own, m.base_s[i] * share),
             (activations * rows + cache) * self.count + m.weights_s[i] * share, m.smoothing)
 
     def seconds(self) -> Floats:

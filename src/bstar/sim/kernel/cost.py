@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
     linear       (4 + 2·prompt spans,) seconds per unit of x
     prompt_fixed_s, decode_fixed_s, step_s   where the step has prompt tokens, has decoded ones, always
     row_compute, row_memory   (rows, len(x)) seconds per unit of x of operators with a rounded corner
-    row_base, row_compute_base, row_phase   (rows,) seconds of their weights, compute seconds of the first row;
+    row_base, row_compute_base, row_phase   (rows,) seconds of their weights, compute seconds of half_rows rows;
                  0 always active, 1 with decodes, 2 with prompts
     prompt_limit, prompt_restarts, prompt_gathers, prompt_stride   per prompt span, as `physics.statistics.Span`
     host_s, host_sequence_s   the engine's work for a step and for each of its sequences, beside the kernels
@@ -129,10 +129,12 @@ def mixed_step_s(cost: StepCost, x: Floats, tokens: int, sampled: int, reach_s: 
         phase = cost.row_phase[i]
         if (phase == 1 and x[DECODE] == 0.0) or (phase == 2 and x[PROMPT] == 0.0):
             continue
-        compute, memory = cost.row_compute_base[i], cost.row_base[i]
+        compute, memory = 0.0, cost.row_base[i]
         for j in range(n):
             compute += cost.row_compute[i, j] * x[j]
             memory += cost.row_memory[i, j] * x[j]
+        if cost.row_compute_base[i] > 0.0 and compute > 0.0:
+            compute += compute * cost.row_compute_base[i] / (compute + cost.row_compute_base[i])
         if cost.power == 3.0:
             total += np.cbrt(compute * compute * compute + memory * memory * memory)
         else:
