@@ -82,6 +82,11 @@ def likeness_of(
     return Likeness(engine=engine, distance="engine_gpu" if near else "unknown")
 
 
+def device_was_measured(device: str) -> bool:
+    """Whether rows of this device are among those that the constants were fitted on."""
+    return any(one[1] == device for one in _table()["combinations"])
+
+
 def range_of(
     value: float | None, metric: Metric, likeness: Likeness, bound_by: str, *, floor: float = 0.0
 ) -> Range | None:

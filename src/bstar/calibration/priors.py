@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final, Literal
 
+from bstar.calibration.intervals import device_was_measured
 from bstar.latency.constants import LINKS, Constants, constant_specs, constants_for
 from bstar.latency.step_model import build_step_model
 from bstar.physics.batch import BatchShape
@@ -53,10 +54,11 @@ class Knob:
 def knobs_for(deployment: Deployment) -> tuple[Knob, ...]:
     """The constants that the deployment's times depend on, with their priors."""
     constants = constants_for(deployment)
+    at = 0 if device_was_measured(deployment.device.id) else 1
     found = []
-    for name, kind, spread in _priors():
-        fitted = constants[name]
-        if kind != "added" and fitted <= 0.0:
+    for name, kind, spreads in _priors():
+        fitted, spread = constants[name], spreads[at]
+        if spread == 0.0 or (kind != "added" and fitted <= 0.0):
             continue
         knob = Knob(name=name, kind=kind, fitted=fitted, spread=spread)
         if name == "request_s" or _felt(deployment, constants, knob):
@@ -78,8 +80,10 @@ def _times(deployment: Deployment, constants: Constants) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1)
-def _priors() -> tuple[tuple[str, Kind, float], ...]:
+def _priors() -> tuple[tuple[str, Kind, tuple[float, float]], ...]:
+    """(constant, kind, (spread on devices that were measured, elsewhere))."""
     raw = tomllib.loads(files("bstar.calibration").joinpath("data/priors.toml").read_text(encoding="utf-8"))
     names = {f"scale.{k}": v for k, v in raw["scale"].items()} | dict(raw["host"])
     names |= {f"collective.{link}.{k}": v for link in LINKS for k, v in raw["link"].items()}
-    return tuple((name, v["kind"], float(v["spread"])) for name, v in names.items() if name in constant_specs())
+    return tuple((name, v["kind"], (float(v["spread"]), float(v["elsewhere"])))
+                 for name, v in names.items() if name in constant_specs())
