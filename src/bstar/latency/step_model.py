@@ -211,7 +211,7 @@ def smooth_max(a: FloatArray, b: FloatArray, power: float) -> FloatArray:
 
 
 def padding_s(compute: FloatArray, most: FloatArray) -> FloatArray:
-    """What tiles add to a compute time: n rows are computed as n + n·h/(n + h); `most` is the time of h = half_rows rows.
+    """What tiles add to a compute time: n rows take n + n·h/(n + h), h = half_rows; `most` is the time of h rows.
 
     Tiles adapt to few rows (twice the rows at most), and of many rows they lose h.
     """
