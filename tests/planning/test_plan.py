@@ -316,12 +316,15 @@ def test_a_trace_is_a_load():
 
 def test_bursts_take_the_fewest_replicas_that_meet_the_slo():
     """No doubling: one replica less would miss the SLO, whatever its setting."""
-    load = {"input_tokens": 1000, "output_tokens": 100, "slo": "ttft=1s,tpot=40ms", "rate_per_s": 30,
-            "burstiness": 0.02}  # fmt: skip
-    found = plan("llama-3.1-8b", "h100-sxm-80gb", **load).best
-    less = plan("llama-3.1-8b", "h100-sxm-80gb", max_gpus=found.num_gpus - 1, **load)
-    assert not less.feasible
-    assert found.replicas & (found.replicas - 1) or found.replicas < 4
+    counts = []
+    for rate in (20, 30, 45):
+        load = {"input_tokens": 1000, "output_tokens": 100, "slo": "ttft=1s,tpot=40ms", "rate_per_s": rate,
+                "burstiness": 0.02}  # fmt: skip
+        found = plan("llama-3.1-8b", "h100-sxm-80gb", **load).best
+        less = plan("llama-3.1-8b", "h100-sxm-80gb", max_gpus=found.num_gpus - 1, **load)
+        assert not less.feasible
+        counts.append(found.replicas)
+    assert any(count & (count - 1) for count in counts), counts  # not all are powers of two
 
 
 def test_a_traces_own_arrivals_are_replayed():
