@@ -149,6 +149,22 @@ def test_trtllm_options_file(tmp_path) -> None:
     assert parsed.unmodelled == ("print_iter_log: true",)
 
 
+@pytest.mark.parametrize(("text", "waits"), [
+    ("enable_attention_dp: true\nattention_dp_config:\n  enable_balance: true\n  timeout_iters: 60\n", 30),
+    ("enable_attention_dp: true\nattention_dp_config:\n  enable_balance: true\n", 25),
+    ("enable_attention_dp: true\nattention_dp_config:\n  enable_balance: false\n", None),
+    ("enable_attention_dp: true\nattention_dp_config:\n", None),
+    ("attention_dp_config:\n  enable_balance: true\n", None),  # no data-parallel attention: nobody to wait for
+])
+def test_trtllm_prompts_wait_for_prompts_on_all_ranks(tmp_path, text: str, waits: int | None) -> None:
+    path = tmp_path / "o.yaml"
+    path.write_text(text)
+    parsed = parse_command(f"trtllm-serve a/b --tp_size 4 --extra_llm_api_options {path}")
+    assert parsed.settings.get("batch_wait_timeout_iters") == waits
+    assert parsed.settings.get("batch_wait_max_tokens_ratio") == (None if waits is None else 1.0)
+    assert "attention_dp_config" not in parsed.settings and not parsed.unmodelled
+
+
 def test_human_readable_integers_are_vllms() -> None:
     assert [engine_int(t) for t in ("8192", "8k", "8K", "25.6k", "1M", "2g")] == [
         8192, 8000, 8192, 25600, 1 << 20, 2 * 10**9]

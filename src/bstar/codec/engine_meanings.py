@@ -44,6 +44,8 @@ def trtllm_options(options: Mapping[str, Any], settings: Settings, unmodelled: l
             sizes = (value or {}).get("batch_sizes")
             largest = (value or {}).get("max_batch_size") or (max(sizes) if sizes else None)
             settings["cudagraph_max_size"] = 0 if value is None else largest
+        elif key == "attention_dp_config" and (value is None or isinstance(value, Mapping)):
+            settings["attention_dp_config"] = dict(value or {})
         elif key == "enable_attention_dp":
             settings["enable_attention_dp"] = bool(value)
         elif key == "disable_overlap_scheduler":
@@ -63,7 +65,16 @@ def _trtllm_kv(value: Mapping[str, Any], settings: Settings, unmodelled: list[st
 
 
 def finish_trtllm(settings: Settings) -> None:
-    """TensorRT-LLM's --tp_size counts every rank; with attention DP each rank has its own attention."""
-    if settings.pop("enable_attention_dp", False):
-        settings["attention_dp"] = settings.pop("tp", 1)
-        settings["tp"] = 1
+    """TensorRT-LLM's --tp_size counts every rank; with attention DP each rank has its own attention.
+
+    attention_dp_config.enable_balance keeps a prompt until every rank has one, or timeout_iters steps. Ranks are not
+    followed one by one: each of its prompts waits for half of that.
+    """
+    balance = settings.pop("attention_dp_config", {})
+    if not settings.pop("enable_attention_dp", False):
+        return
+    settings["attention_dp"] = settings.pop("tp", 1)
+    settings["tp"] = 1
+    if balance.get("enable_balance") and settings["attention_dp"] > 1 and "batch_wait_timeout_iters" not in settings:
+        settings["batch_wait_timeout_iters"] = int(balance.get("timeout_iters", 50)) // 2
+        settings["batch_wait_max_tokens_ratio"] = 1.0
