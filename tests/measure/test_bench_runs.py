@@ -53,7 +53,6 @@ def test_open_loop_requests_go_out_when_the_load_says(workers, tmp_path):
     assert table.index.tolist() == list(range(60))
     assert np.allclose(table.intended_s, load.arrival_s, atol=1e-6)
     assert (table.sent_s >= table.intended_s).all()
-    assert found.health.dispatch_delay_s.p50 < 0.05
     assert (table.first_token_s - table.sent_s >= 0.03).all()
     assert found.summary.tpot_s.min >= 0.019
     assert found.summary.output_tokens == 240
@@ -69,7 +68,7 @@ def test_closed_loop_clients_send_one_at_a_time_in_the_order_of_the_load():
         assert ((table.sent_s <= moment) & (table.end_s > moment)).sum() <= 3
     assert (np.argsort(table.sent_s, kind="stable") == table.index).all()
     nth = np.sort(table.end_s)[: len(table) - 3] + 0.01
-    assert np.allclose(np.sort(table.intended_s[3:]), nth, atol=0.005)
+    assert np.allclose(np.sort(table.intended_s[3:]), nth)
 
 
 def test_turns_wait_for_their_parents_and_carry_the_conversation():
@@ -111,10 +110,9 @@ def test_a_cap_on_requests_in_flight_shows_coordinated_omission():
     found, _ = run(constant(60, 10, 2, 60), slow, max_in_flight=2)
     table = found.table
     assert (table.allowed_s - table.intended_s).max() > 0.5
-    assert found.summary.ttft_s.p99 < 0.4
-    assert found.from_intended.ttft_s.p99 > 1.0
+    assert found.from_intended.ttft_s.p99 > found.summary.ttft_s.p99 + 0.5
     assert any("coordinated omission" in note for note in found.verdict.notes)
-    assert not any("sent" in reason for reason in found.health.limited)
+    assert (table.sent_s - table.allowed_s).max() < (table.sent_s - table.intended_s).max()
 
 
 def test_the_window_leaves_out_the_start_and_the_end():
@@ -129,7 +127,7 @@ def test_the_window_leaves_out_the_start_and_the_end():
 
 def test_the_load_stops_after_a_while():
     found, _ = run(closed_loop(2, 10, 2, 10_000), timed, stop_after_s=0.5)
-    assert found.table.sent_s.max() <= 0.6
+    assert found.table.intended_s.max() <= 0.5
     assert found.to_dict()["num_not_sent"] == 10_000 - len(found.table)
     assert found.table.succeeded.all()
 
@@ -283,18 +281,25 @@ def test_a_client_that_is_held_up_refuses_its_own_run(monkeypatch):
 
 
 def test_repeated_until_the_figure_is_known():
-    runs = []
+    class Run:
+        interrupted = False
 
-    def again(number):
-        found, _ = run(poisson(100, 10, 3, 12, seed=number), timed)
-        runs.append(found)
-        return found
+        def __init__(self, value):
+            self.value = value
 
-    result = repeat(again, precision=parse_precision("tpot_s=20%", most_runs=6))
+        def figure(self, name):
+            return self.value
+
+    values = [10.0, 11.0, 10.5, 10.4, 10.6, 10.5, 10.5]
+    asked = parse_precision("tpot_s=5%", most_runs=7)
+    result = repeat(lambda n: Run(values[n]), precision=asked)
+    used = values[: len(result.runs)]
     assert result.reached
-    assert 3 <= len(result.runs) <= 6
-    assert result.interval.mean == pytest.approx(np.mean([r.summary.tpot_s.mean for r in runs]))
-    hopeless = repeat(lambda n: runs[n % len(runs)], precision=parse_precision("ttft_s.p99=0.0001%", most_runs=4))
+    assert result.interval.mean == pytest.approx(np.mean(used))
+    assert result.interval.relative_half_width <= 0.05
+    before = repeat(lambda n: Run(values[n]), runs=len(used) - 1)
+    assert (before.reached, len(before.runs)) == (None, len(used) - 1)
+    hopeless = repeat(lambda n: Run(10.0 + n % 2), precision=parse_precision("ttft_s.p99=0.01%", most_runs=4))
     assert (len(hopeless.runs), hopeless.reached) == (4, False)
     for text in ("tpot_s", "tpot_s=x", "magic=2%", "tpot_s.p42=2%", "tpot_s=200%"):
         with pytest.raises(SpecError, match="--until"):

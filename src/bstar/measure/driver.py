@@ -255,10 +255,10 @@ class Driver:
             self._prompts.pop(outcome.index, None)
         if not following and self._closed and self._unsent and not self._stopping:
             following = [self._unsent.pop()]
-        moment = now()
         for request in following:
-            due = moment + float(self._think[request]) + self._patience(outcome)
+            due = outcome.end_s + float(self._think[request]) + self._patience(outcome)
             heapq.heappush(self._due, (due, request))
+        moment = now()
         if following and not self._stopping:
             if self._due[0][0] <= moment and moment < self._stop_sending_s:
                 self._loop.call_soon(self._tick)

@@ -74,6 +74,7 @@ class BenchRun:
     interrupted: bool = False
     write_error: str = ""
     max_error_fraction: float = 0.05
+    allow_client_limited: bool = False
     connections_opened: int = 0
 
     @cached_property
@@ -145,13 +146,19 @@ class BenchRun:
         return judge_run(self)
 
     @property
+    def accepted(self) -> bool:
+        """Whether it is a result of the server, or the client's limit is allowed and nothing else is wrong."""
+        reasons = set(self.verdict.reasons)
+        return self.verdict.valid or (self.allow_client_limited and reasons <= set(self.health.limited))
+
+    @property
     def exit_code(self) -> int:
         """0 measured · 1 measured, but no result of the server · 2 not written · 130 interrupted."""
         if self.interrupted:
             return 130
         if self.write_error:
             return 2
-        return 0 if self.verdict.valid else 1
+        return 0 if self.accepted else 1
 
     def series(self, interval_s: float = 1.0) -> dict[str, Floats]:
         """The run in time: per interval requests sent, answered, failed, in flight, tokens and chunks."""

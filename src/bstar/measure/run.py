@@ -65,6 +65,7 @@ class RunOptions:
     stop_after_s    nothing is sent later than that
     content_salt    of drawn prompts; None: a fresh one, so that no prompt has ever been sent before
     max_error_fraction   a run with more failures is no result
+    allow_client_limited   a run whose client was the limit still says so, but ends with exit code 0
     """
 
     slo: Slo | None = None
@@ -74,6 +75,7 @@ class RunOptions:
     stop_after_s: float | None = None
     content_salt: str | None = None
     max_error_fraction: float = 0.05
+    allow_client_limited: bool = False
     observers: tuple[Observer, ...] = ()
     counters: CounterReader | None = None
     on_progress: Callable[[Progress], None] | None = None
@@ -191,7 +193,8 @@ class _Session:
             clocks=tuple(offset.to_dict() for offset in report.offsets), interrupted=report.interrupted,
             prefix_hit_fraction=_cached(table, hits),
             expected_hit_fraction=expected_cached_fraction(traffic) if self.server.given is None else 0.0,
-            max_error_fraction=options.max_error_fraction, connections_opened=report.opened,
+            max_error_fraction=options.max_error_fraction, allow_client_limited=options.allow_client_limited,
+            connections_opened=report.opened,
         )  # fmt: skip
         if self.folder is not None:
             self.folder.finish(run, run.to_dict())

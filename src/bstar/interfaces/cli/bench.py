@@ -67,6 +67,7 @@ def bench(as_json: bool, **options: Any) -> None:
         slo=slo, window=window, workers=take_workers(options), max_in_flight=options.pop("max_in_flight"),
         stop_after_s=options.pop("stop_after"), content_salt=options.pop("content_salt"),
         max_error_fraction=options.pop("max_error_fraction"),
+        allow_client_limited=options.pop("allow_client_limited"),
     )  # fmt: skip
     again, resumed = _take_runs(options), options["resume"]
     out, plan = fresh_out(options), options.pop("sweep")

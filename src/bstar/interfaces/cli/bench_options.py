@@ -28,7 +28,8 @@ section("Server", "url", "model", "api", "api_key_env", "headers", "insecure", "
 section("Load", "turns", "dataset", "max_in_flight", "ramp_up", "stop_after")
 section("Requests", "tokenizer", "ignore_eos", "temperature", "extra_body", "continuous_usage", "return_token_ids",
         "content_salt")
-section("Measuring", "sweep", "warmup", "cooldown", "runs", "until", "max_runs", "workers", "max_error_fraction")
+section("Measuring", "sweep", "warmup", "cooldown", "runs", "until", "max_runs", "workers", "max_error_fraction",
+        "allow_client_limited")
 section("Output", "out", "no_out", "resume")
 
 server_options = apply(
@@ -69,6 +70,8 @@ sending_options = apply(
     click.option("--cooldown", type=SECONDS, default="0s", metavar="T", help="Nor do the last."),
     click.option("--max-error-fraction", type=float, default=0.05, show_default=True, metavar="F",
                  help="With more failures it is no result (exit code 1)."),
+    click.option("--allow-client-limited", is_flag=True,
+                 help="Exit code 0 even where the client was the limit; the verdict still says so."),
 )
 
 measuring_options = apply(

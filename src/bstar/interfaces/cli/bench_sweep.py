@@ -67,7 +67,7 @@ def point_of(load: float, run: BenchRun, folder: str | None) -> Point:
     summary = run.summary
     throughput = run.steady["output_tokens_per_s"] or summary.output_tokens_per_s
     detail = {
-        "load": load, "valid": run.verdict.valid, "interrupted": run.interrupted, "output_tokens_per_s": throughput,
+        "load": load, "valid": run.accepted, "interrupted": run.interrupted, "output_tokens_per_s": throughput,
         "requests_per_s": summary.requests_per_s, "goodput_requests_per_s": summary.goodput_requests_per_s,
         "slo_attainment_fraction": summary.slo_attainment_fraction,
         **{name: getattr(summary, name).to_dict() for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
@@ -75,7 +75,7 @@ def point_of(load: float, run: BenchRun, folder: str | None) -> Point:
     }  # fmt: skip
     return Point(
         load=load, throughput_per_s=throughput, goodput_per_s=summary.goodput_requests_per_s,
-        attainment_fraction=summary.slo_attainment_fraction, valid=run.verdict.valid, interrupted=run.interrupted,
+        attainment_fraction=summary.slo_attainment_fraction, valid=run.accepted, interrupted=run.interrupted,
         detail=plain(detail),
     )  # fmt: skip
 
