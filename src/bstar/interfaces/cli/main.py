@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "bench": ("bench", "bench", "Measure a real server under a load: streams, honest clocks, failures counted."),
     "compare": ("compare", "compare", "Runs side by side: measured, simulated, or written by another tool."),
     "calibrate": ("calibrate", "calibrate", "A profile from measured runs: constants of your own server."),
+    "tune": ("tune", "tune", "Which max_num_seqs to set, found by measuring a server."),
     "diagnose": ("diagnose", "diagnose", "Which wall a running server stands at, and what would move it."),
     "catalog": ("catalog", "catalog", "The models, devices and engines that bstar knows, with sources."),
     "completion": ("completion", "completion", "Print a shell completion script (bash, zsh, fish)."),

@@ -116,6 +116,9 @@ class ServerObserver:
         self._origin_s = 0.0
 
     def start(self, origin_s: float) -> None:
+        # One observer may watch several runs, one after another.
+        self.snapshots, self.failures, self.last_failure = [], 0, ""
+        self._stop = threading.Event()
         self._origin_s = origin_s
         self._scrape()
         self._thread = threading.Thread(target=self._loop, name="bstar-metrics", daemon=True)

@@ -126,6 +126,8 @@ class GpuObserver:
         self._origin_s = 0.0
 
     def start(self, origin_s: float) -> None:
+        self._samples, self._last, self._failure = [], None, ""
+        self._stop = threading.Event()
         self._origin_s = origin_s
         self._sample()
         self._thread = threading.Thread(target=self._loop, name="bstar-gpu", daemon=True)

@@ -1,0 +1,279 @@
+"""`bstar tune`: which max_num_seqs to set, by measuring a running server or one that is started for each value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bstar.errors import SpecError
+from bstar.interfaces.cli import output
+from bstar.interfaces.cli.deploy import deploy_options, note_deployment, take_deployment
+from bstar.interfaces.cli.load import slo_options, take_slo
+from bstar.interfaces.cli.params import COUNT, POSITIVE, SECONDS, apply, complete_models, json_option
+from bstar.interfaces.cli.sections import SectionedCommand
+from bstar.units import format_seconds
+
+if TYPE_CHECKING:
+    from bstar.measure.run import Prepared
+    from bstar.specs.deployment import Deployment
+    from bstar.specs.slo import Slo
+    from bstar.traffic.load import Traffic
+    from bstar.tuning.advice import Reading
+    from bstar.tuning.predicted import Predicted
+    from bstar.tuning.state import TuneState
+
+_EPILOG = """\b
+Examples:
+  bstar tune --url http://127.0.0.1:8000 --input 512 --output 128
+  bstar tune llama-3.1-8b --gpu h100 --url http://127.0.0.1:8000 --input 512 --output 128 --slo tpot=40ms
+  bstar tune --serve "vllm serve Qwen/Qwen3-8B --max-num-seqs {max_num_seqs}" --input 512 --output 128 --values 16..512
+  bstar tune --serve "vllm serve M --max-num-seqs {max_num_seqs} --max-num-batched-tokens {max_num_batched_tokens}" \\
+      --values 64,128 --budgets 2048,8192 --input 2000 --output 200 --rate 4 --slo ttft=1s,tpot=40ms
+
+With --url the clients of a closed loop stand for the batch. With --serve the server is started, checked, measured and
+stopped for each value, and the recommended one is measured against the engine's default. The same command with the
+same --out goes on where it was interrupted. MODEL and --gpu lay the prediction beside what was measured.
+"""
+_ROUNDS, _FEWEST = 6, 48
+
+
+@click.command("tune", cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
+@apply(
+    click.option("--url", metavar="URL", help="A running server, or where --serve will listen."),
+    click.option("--serve", metavar="CMD", help="Start this for each value; it has {max_num_seqs} in it."),
+    click.option("--values", metavar="LIST", help="max_num_seqs to try: 16,32,64 or 16..512  [default: 4..256]"),
+    click.option("--budgets", metavar="LIST", help="max_num_batched_tokens to try, likewise."),
+    click.option("--clients", metavar="LIST", help="With --url: clients to try  [default: doublings, then a search]"),
+    click.option("--served-model", metavar="NAME", help="As the server calls it (default: the first that it serves)."),
+    click.option("--input", "input_lengths", metavar="DIST", help="Prompt tokens: 512, lognormal:mean=512,cv=1.2, …"),
+    click.option("--output", "output_lengths", metavar="DIST", help="Answer tokens, written the same way."),
+    click.option("--rate", type=float, metavar="R", help="With --serve: requests per second."),
+    click.option("--concurrency", type=POSITIVE, metavar="C",
+                 help="With --serve: clients of a closed loop  [default: twice the largest value]"),
+    click.option("--num-requests", type=POSITIVE, metavar="N",
+                 help=f"Of each point  [default: {_ROUNDS} for each client, {_FEWEST} at least]"),
+    click.option("--seed", type=COUNT, default=0, show_default=True, metavar="N"),
+    click.option("--ready-timeout", type=SECONDS, default="600s", show_default=True, metavar="T",
+                 help="With --serve: until the server answers."),
+    click.option("--no-check", is_flag=True, help="With --serve: leave out the recommended value against the default."),
+    click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where it is written (runs/tune-TIME)."),
+    slo_options,
+    deploy_options,
+    json_option,
+)
+def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
+    """Find max_num_seqs by measuring: the knee of your own mix, the walls, the SLO; the rule that binds is named."""
+    from bstar.tuning.state import open_state
+    from bstar.tuning.tune import summary_of
+
+    mine = {name: options.pop(name) for name in (
+        "url", "serve", "values", "budgets", "clients", "served_model", "input_lengths", "output_lengths", "rate",
+        "concurrency", "num_requests", "seed", "ready_timeout", "no_check", "out")}  # fmt: skip
+    slo = take_slo(options)
+    built = _deployment(model_name, options)
+    _check(mine)
+    state = open_state(_folder(mine["out"]), _settings(mine, slo))
+    reading, loads = (_serve if mine["serve"] else _running)(mine, slo, state)
+    predicted = None if built is None else _predicted(built, reading, loads, slo, swept=bool(mine["serve"]))
+    sheet = summary_of(reading, state, predicted)
+    state.save({"result": sheet})
+    if as_json:
+        output.print_json(sheet)
+    else:
+        output.show(*_parts(reading, state, predicted, "max_num_seqs" if mine["serve"] else "clients"))
+
+
+def _check(mine: dict[str, Any]) -> None:
+    if not mine["url"] and not mine["serve"]:
+        raise SpecError("--url: give the server, or --serve with the command that starts it")
+    if not mine["input_lengths"] or not mine["output_lengths"]:
+        raise SpecError("--input, --output: say what requests are like; the knee is that of your own mix")
+    if mine["serve"]:
+        from bstar.tuning.serve import check_template
+
+        check_template(mine["serve"])
+        if mine["clients"]:
+            raise SpecError("--clients: is for a running server; with --serve give --values and a load")
+        if mine["rate"] is not None and mine["concurrency"] is not None:
+            raise SpecError("--rate, --concurrency: are two loads; give one")
+        if "{max_num_batched_tokens}" in mine["serve"] and not mine["budgets"]:
+            raise SpecError("--serve: {max_num_batched_tokens} needs --budgets")
+        if mine["budgets"] and "{max_num_batched_tokens}" not in mine["serve"]:
+            raise SpecError("--budgets: the command of --serve has no {max_num_batched_tokens}")
+        return
+    for name in ("values", "budgets", "rate", "concurrency"):
+        if mine[name] is not None:
+            raise SpecError(f"--{name}: is for --serve; a running server keeps its settings, --clients sets its batch")
+
+
+def _folder(out: Path | None) -> Path:
+    if out is not None:
+        return out
+    from bstar.measure.folder import run_name
+
+    return Path("runs") / run_name().replace("bench-", "tune-")
+
+
+def _settings(mine: dict[str, Any], slo: Slo | None) -> dict[str, Any]:
+    """What makes points comparable."""
+    names = ("url", "serve", "served_model", "input_lengths", "output_lengths", "rate", "concurrency", "num_requests",
+             "seed")  # fmt: skip
+    return {name: mine[name] for name in names} | {"slo": None if slo is None else str(slo)}
+
+
+def _closed(mine: dict[str, Any], clients: int) -> Traffic:
+    from bstar.traffic import closed_loop
+
+    count = mine["num_requests"] or max(_ROUNDS * clients, _FEWEST)
+    return closed_loop(clients, mine["input_lengths"], mine["output_lengths"], count, seed=mine["seed"],
+                       warmup_requests=min(clients, count // 4))
+
+
+def _prepare(mine: dict[str, Any], url: str) -> Prepared:
+    from bstar.measure.endpoint import parse_endpoint
+    from bstar.measure.run import prepare
+
+    return prepare(parse_endpoint(url, model=mine["served_model"] or ""))
+
+
+def _report(text: str) -> None:
+    click.echo(f"measuring {text}", err=True)
+
+
+def _running(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[Reading, dict[int, Traffic]]:
+    from bstar.measure.run import RunOptions
+    from bstar.measure.sweeps import SweepPlan
+    from bstar.tuning.tune import Probe, parse_values, tune_running
+
+    loads = tuple(map(float, parse_values(mine["clients"], "--clients"))) if mine["clients"] else ()
+    plan = SweepPlan(axis="concurrency", loads=loads, search=not loads, relative=0.25)
+    probe = Probe(load=lambda c: _closed(mine, c), options=RunOptions(slo=slo))
+    reading = tune_running(_prepare(mine, mine["url"]), probe, state, plan, slo=slo, report=_report)
+    return reading, {p.value: _closed(mine, p.value) for p in reading.points}
+
+
+def _serve(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[Reading, dict[int, Traffic]]:
+    from bstar.measure.run import RunOptions
+    from bstar.tuning.serve import url_of
+    from bstar.tuning.tune import Probe, Served, default_values, parse_values, tune_served
+
+    values = parse_values(mine["values"]) if mine["values"] else default_values()
+    budgets = parse_values(mine["budgets"], "--budgets") if mine["budgets"] else ()
+    load = _open(mine) if mine["rate"] is not None else _closed(mine, mine["concurrency"] or 2 * max(values))
+    url = mine["url"] or url_of(mine["serve"])
+    server = Served(template=mine["serve"], url=url, prepare=lambda: _prepare(mine, url), ready_s=mine["ready_timeout"])
+    probe = Probe(load=lambda _: load, options=RunOptions(slo=slo))
+    reading = tune_served(server, probe, state, values, budgets, slo=slo, report=_report, check=not mine["no_check"])
+    return reading, {p.value: load for p in reading.points}
+
+
+def _open(mine: dict[str, Any]) -> Traffic:
+    from bstar.traffic import poisson
+
+    count = mine["num_requests"] or max(int(60 * mine["rate"]), _FEWEST)
+    return poisson(mine["rate"], mine["input_lengths"], mine["output_lengths"], count, seed=mine["seed"])
+
+
+def _deployment(model_name: str | None, options: dict[str, Any]) -> Deployment | None:
+    named = model_name is not None or options.get("from_command") is not None or options.get("file") is not None
+    if not named:
+        return None
+    built = take_deployment(model_name, options)
+    note_deployment(built, model_name or built.model.name)
+    return built
+
+
+def _predicted(built: Deployment, reading: Reading, loads: dict[int, Traffic], slo: Slo | None, *,
+               swept: bool) -> Predicted | None:
+    from dataclasses import replace
+
+    from bstar.tuning.predicted import mean_context, predict
+
+    if not loads:
+        return None
+
+    def deployed(value: int) -> Deployment:
+        return replace(built, engine=replace(built.engine, max_num_seqs=value)) if swept else built
+
+    pairs = {value: (deployed(value), load) for value, load in loads.items()}
+    decode = None if reading.decode is None else (reading.decode.a_s, reading.decode.b_s)
+    return predict(built, pairs, mean_context(reading.points, next(iter(loads.values()))), decode=decode, slo=slo)
+
+
+# printing --------------------------------------------------------------------------------------------------
+
+
+def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what: str) -> list[Any]:
+    heads = [what, "tok/s", "± 95 %", "per token", "TTFT p99", "TPOT mean", "waiting", "preempted", "KV"]
+    heads += ["predicted tok/s"] if predicted is not None else []
+    rows = []
+    for p in reading.points:
+        width = "–" if p.half_width is None or not p.throughput_per_s else f"{p.half_width / p.throughput_per_s:.1%}"
+        row = [f"{p.value:,}", f"{p.throughput_per_s:,.4g}", width, format_seconds(p.amortized_s),
+               _time(p.figures.get("ttft_s.p99")), _time(p.figures.get("tpot_s.mean")),
+               _share(p.server.get("waiting_share")), _number(p.server.get("preemptions")),
+               _share(p.server.get("kv_usage_max"))]  # fmt: skip
+        if predicted is not None:
+            row.append(_number(predicted.throughput_per_s.get(p.value)))
+        rows.append(tuple(row))
+    parts: list[Any] = [output.table(tuple(heads), rows), output.line("")]
+    parts.append(output.facts(_facts(reading, predicted)))
+    advice = reading.advice
+    if advice is not None:
+        parts += [output.line(""), output.heading(f"{what} {advice.value:,}", f"{advice.reason} ({advice.sure}: "
+                                                  f"between {advice.low:g} and {advice.high:g})")]
+    if state.compared:
+        parts.append(_compared(state))
+    parts += [output.line(f"{key} did not start: {why}", style="yellow") for key, why in state.failed.items()]
+    parts.append(output.line(f"written to {state.folder}", style="dim"))
+    return parts
+
+
+def _facts(reading: Reading, predicted: Predicted | None) -> list[tuple[str, ...]]:
+    facts: list[tuple[str, ...]] = []
+    if reading.knee.load is not None:
+        interval = reading.knee_90
+        facts.append(("5 % knee", f"{reading.knee.load:.3g}", "of this mix" + (
+            "" if interval is None else f"; 90 %: {interval[0]:.3g} to {interval[1]:.3g}")))
+    fit = reading.decode
+    if fit is not None:
+        facts.append(("B* measured", f"{fit.b_star:.3g}",
+                      f"step(B) = {format_seconds(fit.a_s)} + B · {format_seconds(fit.b_s)}; 90 %: {fit.low:.3g} to "
+                      f"{fit.high:.3g}; another number than the knee"))
+    for label, mark in (("waiting from", reading.waiting), ("preemption from", reading.preemption)):
+        if mark.load is not None:
+            facts.append((label, f"{mark.load:g}", "" if mark.low is None else f"not yet at {mark.low:g}"))
+    if reading.slo.load is not None:
+        facts.append(("SLO met up to", f"{reading.slo.load:g}", ""))
+    if reading.regions:
+        facts.append(("regions", "", "; ".join(f"{n} {a:.3g}–{b:.3g}" for n, a, b in reading.regions)))
+    if predicted is not None:
+        marks = ", ".join(f"{n} {v:,.3g}" for n, v in predicted.landmarks.items() if v is not None)
+        facts.append(("predicted", _number(predicted.recommended), f"by rule {predicted.rule}; {marks}"))
+        if predicted.bandwidth_fraction is not None:
+            facts.append(("bandwidth", f"{predicted.bandwidth_fraction:.0%}",
+                          "of the datasheet's, reached by reading one more cache"))
+    return facts
+
+
+def _compared(state: TuneState) -> Any:
+    rows = []
+    for name, p in state.compared.items():
+        rows.append((name, f"{p.throughput_per_s:,.4g}", _time(p.figures.get("ttft_s.p99")),
+                     _time(p.figures.get("tpot_s.p99")), _time(p.figures.get("e2e_s.p99"))))
+    return output.table(("", "tok/s", "TTFT p99", "TPOT p99", "E2E p99"), rows)
+
+
+def _time(value: float | None) -> str:
+    return "–" if value is None else format_seconds(value)
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}"

@@ -1,0 +1,158 @@
+"""Starts a server for one value, waits until it is ready, and stops it with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from bstar.errors import ConfigError, InfeasibleError, SpecError
+
+PLACEHOLDERS: Final = ("max_num_seqs", "max_num_batched_tokens")
+_HEALTH: Final = ("/health", "/v1/models")
+_STOP_S: Final = ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0))
+_TAIL_LINES: Final = 12
+
+
+def command_for(template: str, values: Mapping[str, int]) -> list[str]:
+    """The words of the command with its placeholders filled. Raises SpecError for an unknown or missing one."""
+    words = []
+    for word in _split(template):
+        for name in PLACEHOLDERS:
+            if "{" + name + "}" in word:
+                if name not in values:
+                    raise SpecError(f"--serve: {{{name}}} needs --{'values' if name == 'max_num_seqs' else 'budgets'}")
+                word = word.replace("{" + name + "}", str(values[name]))
+        words.append(word)
+    return words
+
+
+def default_command(template: str) -> list[str]:
+    """The command without the flags that hold a placeholder: the engine's own defaults."""
+    words: list[str] = []
+    for word in _split(template):
+        if not any("{" + name + "}" in word for name in PLACEHOLDERS):
+            words.append(word)
+        elif word.startswith("{") and words and words[-1].startswith("-"):
+            words.pop()
+    return words
+
+
+def check_template(template: str) -> None:
+    """Raises SpecError where the command has no placeholder, or cannot be read."""
+    if not any("{max_num_seqs}" in word for word in _split(template)):
+        raise SpecError("--serve: the command needs {max_num_seqs} where the value goes, like "
+                        '"vllm serve MODEL --max-num-seqs {max_num_seqs}"')
+
+
+def url_of(template: str) -> str:
+    """Where the server will listen: its --host and --port, or the engine's usual port."""
+    words = _split(template)
+    host, port = _flag(words, "--host"), _flag(words, "--port")
+    usual = "30000" if any("sglang" in w for w in words) else "8080" if any("llama" in w for w in words[:1]) else "8000"
+    return f"http://{'127.0.0.1' if host in (None, '0.0.0.0', '::') else host}:{port or usual}"
+
+
+def _flag(words: list[str], name: str) -> str | None:
+    for i, word in enumerate(words):
+        if word == name and i + 1 < len(words):
+            return words[i + 1]
+        if word.startswith(name + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def _split(template: str) -> list[str]:
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise SpecError(f"--serve: cannot read the command: {error}") from None
+    if not words:
+        raise SpecError("--serve: the command is empty")
+    return words
+
+
+@contextlib.contextmanager
+def served(words: list[str], url: str, log: Path, *, ready_s: float) -> Iterator[None]:
+    """A server that runs while the block does.
+
+    Raises ConfigError where it cannot be started or something else listens there already, InfeasibleError where it
+    ends (out of memory, a bad flag) or is not ready within `ready_s`.
+    """
+    if _answers(url):
+        raise ConfigError(f"--serve: something answers at {url} already; stop it, or give the command another --port")
+    environment = dict(os.environ)
+    while words and "=" in words[0] and not words[0].startswith("-"):
+        name, _, value = words[0].partition("=")
+        environment[name], words = value, words[1:]
+    with log.open("wb") as out:
+        try:
+            process = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment,
+                                       start_new_session=True)
+        except OSError as error:
+            raise ConfigError(f"--serve: cannot run {words[0]!r}: {error.strerror or error}") from None
+    try:
+        _wait(process, url, log, ready_s)
+        yield
+    finally:
+        _stop(process)
+        _gone(url)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: float) -> None:
+    end = time.monotonic() + ready_s
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise InfeasibleError(f"--serve: the server ended with {process.returncode}; its log {log} says: "
+                                  f"{_said(log)}")
+        if _answers(url):
+            return
+        time.sleep(0.25)
+    raise InfeasibleError(f"--serve: not ready after {ready_s:g} s (--ready-timeout); its log {log} says: {_said(log)}")
+
+
+def _answers(url: str) -> bool:
+    for path in _HEALTH:
+        try:
+            with urllib.request.urlopen(url + path, timeout=3) as answer:
+                if answer.status == 200:
+                    return True
+        except (urllib.error.URLError, OSError, ValueError):
+            continue
+    return False
+
+
+def _said(log: Path) -> str:
+    """The last lines of the log that say something, on one line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()][-_TAIL_LINES:]
+    wrong = [line for line in lines if "error" in line.lower()]
+    return (wrong or lines or ["nothing"])[-1][:300]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and everything in its group: engines run workers of their own."""
+    for how, seconds in _STOP_S:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        try:
+            process.wait(timeout=seconds)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _gone(url: str, seconds: float = 20.0) -> None:
+    """Until the port is free again."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and _answers(url):
+        time.sleep(0.2)

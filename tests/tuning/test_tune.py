@@ -1,0 +1,201 @@
+"""What a sweep shows, and servers that are started for each value."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bstar.errors import ConfigError, InfeasibleError, SpecError
+from bstar.interfaces.cli.main import cli
+from bstar.tuning.advice import onset, read_sweep
+from bstar.tuning.decode_fit import fit_decode
+from bstar.tuning.points import TunePoint
+from bstar.tuning.serve import command_for, default_command, served, url_of
+from bstar.tuning.state import open_state
+from bstar.tuning.tune import parse_values
+
+
+def point(
+    value: int, throughput: float, *, width: float = 0.01, budget: int | None = None, **server: float
+) -> TunePoint:
+    attained = server.pop("attained", 1.0)
+    return TunePoint(value=value, throughput_per_s=throughput, half_width=width * throughput, figures={},
+                     attainment_fraction=attained, goodput_per_s=attained * throughput / 100, server=server,
+                     budget=budget)
+
+
+def affine(values: list[int], a: float, b: float, **kw: Any) -> list[TunePoint]:
+    """Throughput of a batch whose step is a + b·B."""
+    return [point(v, v / (a + b * v), **kw) for v in values]
+
+
+DOUBLINGS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+@given(st.floats(1e-3, 1e-1), st.floats(4.0, 300.0), st.integers(0, 5))
+def test_b_star_is_found_from_noisy_decode_steps(a: float, b_star: float, seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(1.0, 0.01, len(DOUBLINGS))
+    rows = tuple((float(v), float((a + a / b_star * v) * n), 100) for v, n in zip(DOUBLINGS, noise, strict=True))
+    fit = fit_decode([TunePoint(value=1, throughput_per_s=1.0, half_width=None, figures={}, attainment_fraction=1.0,
+                                goodput_per_s=1.0, decode=rows)])
+    assert fit is not None
+    assert fit.b_star == pytest.approx(b_star, rel=0.15)
+    assert fit.low <= fit.b_star <= fit.high
+    assert fit.error < 0.03
+
+
+def test_one_slow_batch_size_does_not_tilt_the_fit() -> None:
+    rows = [(float(v), 0.01 + 0.0001 * v, 100) for v in DOUBLINGS]
+    rows[3] = (8.0, 0.05, 100)
+    fit = fit_decode([TunePoint(value=1, throughput_per_s=1.0, half_width=None, figures={}, attainment_fraction=1.0,
+                                goodput_per_s=1.0, decode=tuple(rows))])
+    assert fit is not None
+    assert fit.b_star == pytest.approx(100.0, rel=0.1)
+
+
+def test_the_knee_of_an_affine_step_is_another_number_than_b_star() -> None:
+    """Throughput B/(a + b·B) gains less than 5 % by doubling from 9.5 B* on (mission 7)."""
+    reading = read_sweep(affine(DOUBLINGS, 0.01, 0.001), target_fraction=None, decode=None)
+    assert reading.knee.load == pytest.approx(95.0, rel=0.15)
+    assert reading.knee_90 is not None
+    assert reading.knee_90[0] <= reading.knee.load * 1.01
+    assert reading.advice is not None
+    assert reading.advice.rule == "knee"
+
+
+def test_the_first_wall_binds() -> None:
+    points = affine(DOUBLINGS, 0.01, 0.0001)  # B* = 100: no knee below 512
+    walled = [point(p.value, p.throughput_per_s, preemptions=float(p.value >= 64), waiting_share=float(p.value >= 128))
+              for p in points]  # fmt: skip
+    reading = read_sweep(walled, target_fraction=None, decode=None)
+    assert (reading.preemption.low, reading.preemption.high) == (32.0, 64.0)
+    assert reading.advice is not None
+    assert (reading.advice.value, reading.advice.rule) == (32, "preemption")
+    slow = [point(p.value, p.throughput_per_s, attained=1.0 if p.value <= 8 else 0.5) for p in points]
+    bound = read_sweep(slow, target_fraction=0.99, decode=None).advice
+    assert bound is not None
+    assert (bound.value, bound.rule) == (8, "slo")
+
+
+def test_waiting_for_a_seat_is_no_wall_where_seats_are_swept() -> None:
+    points = [point(v, v / (0.01 + 0.001 * v), waiting_share=1.0) for v in DOUBLINGS]
+    swept = read_sweep(points, target_fraction=None, decode=None, seats_swept=True).advice
+    assert swept is not None
+    assert swept.rule == "knee"
+
+
+def test_nothing_reached_is_said() -> None:
+    advice = read_sweep(affine([1, 2, 4], 0.01, 1e-6), target_fraction=None, decode=None).advice
+    assert advice is not None
+    assert (advice.value, advice.rule, advice.sure) == (4, "largest_measured", "open")
+
+
+def test_one_disturbance_is_no_onset() -> None:
+    points = [point(v, 1.0, preemptions=p) for v, p in ((1, 0.0), (2, 3.0), (4, 0.0), (8, 0.0), (16, 5.0), (32, 9.0))]
+    assert onset(points, lambda p: p.server["preemptions"] > 0).load == 16.0
+
+
+def test_points_survive_a_file(tmp_path: Path) -> None:
+    state = open_state(tmp_path / "t", {"url": "x"})
+    state.add(TunePoint(value=4, throughput_per_s=2.0, half_width=None, figures={"ttft_s.mean": 0.1},
+                        attainment_fraction=1.0, goodput_per_s=1.0, decode=((1.0, 0.01, 9),), server={"steps": 3.0}))
+    again = open_state(tmp_path / "t", {"url": "x"})
+    assert again.points == state.points
+    with pytest.raises(SpecError, match="another url"):
+        open_state(tmp_path / "t", {"url": "y"})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("")
+    with pytest.raises(SpecError, match="not empty"):
+        open_state(tmp_path / "full", {})
+    (tmp_path / "t" / "tune.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_state(tmp_path / "t", {"url": "x"})
+
+
+def test_commands() -> None:
+    template = ("X=1 vllm serve m --max-num-seqs {max_num_seqs} --port 9 "
+                "--max-num-batched-tokens={max_num_batched_tokens}")
+    words = command_for(template, {"max_num_seqs": 8, "max_num_batched_tokens": 512})
+    assert words[4:6] == ["--max-num-seqs", "8"]
+    assert words[-1] == "--max-num-batched-tokens=512"
+    assert default_command(template) == ["X=1", "vllm", "serve", "m", "--port", "9"]
+    assert url_of(template) == "http://127.0.0.1:9"
+    assert url_of("python -m sglang.launch_server") == "http://127.0.0.1:30000"
+    with pytest.raises(SpecError, match="needs --budgets"):
+        command_for(template, {"max_num_seqs": 8})
+
+
+def test_values() -> None:
+    assert parse_values("8..64,3") == (3, 8, 16, 32, 64)
+    for bad in ("", "a", "0", "4..x", "8..4"):
+        with pytest.raises(SpecError, match="--values"):
+            parse_values(bad)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_server_runs_while_the_block_does(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "health").write_text("ok")
+    words = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    url = f"http://127.0.0.1:{port}"
+    with served(words, url, tmp_path / "log", ready_s=30.0):
+        with pytest.raises(ConfigError, match="answers at"), served(words, url, tmp_path / "log2", ready_s=1.0):
+            pass
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        pass
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    words = [sys.executable, "-c", "import sys; print('ValueError: no room'); sys.exit(3)"]
+    with pytest.raises(InfeasibleError, match=r"ended with 3.*ValueError: no room"), \
+            served(words, url, tmp_path / "log", ready_s=30.0):
+        pass
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(InfeasibleError, match="not ready after"), \
+            served(sleeping, url, tmp_path / "log", ready_s=0.3):
+        pass
+    with pytest.raises(ConfigError, match="cannot run"), \
+            served(["/no/such/program"], url, tmp_path / "log", ready_s=1.0):
+        pass
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "--url"), (["--url", "http://127.0.0.1:9"], "--input"),
+    (["--serve", "vllm serve m", "--input", "8", "--output", "8"], "needs {max_num_seqs}"),
+    (["--url", "http://127.0.0.1:9", "--values", "8", "--input", "8", "--output", "8"], "--values"),
+    (["--serve", "x {max_num_seqs}", "--rate", "1", "--concurrency", "2", "--input", "8", "--output", "8"],
+     "two loads"),
+    (["--serve", "x {max_num_seqs} {max_num_batched_tokens}", "--input", "8", "--output", "8"], "--budgets"),
+    (["--serve", "x {max_num_seqs}", "--budgets", "512", "--input", "8", "--output", "8"], "--budgets"),
+])  # fmt: skip
+def test_bad_options_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["tune", *arguments, "--out", str(tmp_path / "t")])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "t").exists()
+
+
+def test_budgets_are_compared_by_what_they_give(tmp_path: Path) -> None:
+    from bstar.tuning.tune import _best_reading
+
+    points = [*affine(DOUBLINGS, 0.02, 0.001, budget=512), *affine(DOUBLINGS, 0.01, 0.0005, budget=2048)]
+    assert _best_reading(points, None).points[0].budget == 2048
+    assert json.dumps(_best_reading(points, None).to_dict(), default=str)
