@@ -7,7 +7,7 @@ import pytest
 from loads import deployed
 
 from bstar.errors import SpecError
-from bstar.interfaces.cli.traffic import _KEYS, build_traffic
+from bstar.interfaces.cli.traffic import TRAFFIC_KEYS, build_traffic
 from bstar.sim.cluster import simulate_cluster
 from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure
 from bstar.sim.cluster.transfer import KvLink
@@ -89,7 +89,7 @@ def test_refusal_names_the_limit() -> None:
 
 
 def test_a_prefix_is_shorter_than_the_prompts() -> None:
-    options = dict.fromkeys(_KEYS) | {
+    options = dict.fromkeys(TRAFFIC_KEYS) | {
         "input_lengths": "500", "output_lengths": "100", "rate": 5.0, "num_requests": 9, "seed": 0,
         "warmup_requests": 0}  # fmt: skip
     with pytest.raises(SpecError, match="every prompt is shorter than its shared prefix"):
