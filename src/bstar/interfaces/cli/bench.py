@@ -27,7 +27,7 @@ from bstar.interfaces.cli.bench_options import (
     take_text,
     take_workers,
 )
-from bstar.interfaces.cli.bench_watch import watchers
+from bstar.interfaces.cli.bench_watch import watchers, watching_options
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import apply, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -54,7 +54,8 @@ measured. Exit codes: 0 measured · 1 no result of the server (the client was th
 
 
 @click.command("bench", cls=SectionedCommand, epilog=_EPILOG)
-@apply(server_options, traffic_options, sending_options, slo_options, measuring_options, json_option)
+@apply(server_options, traffic_options, sending_options, slo_options, measuring_options, watching_options,
+       json_option)
 def bench(as_json: bool, **options: Any) -> None:
     """Measure a real server: an open or closed loop of streaming requests, honest clocks, every failure counted."""
     from bstar.measure.result import Window
@@ -69,6 +70,7 @@ def bench(as_json: bool, **options: Any) -> None:
         max_error_fraction=options.pop("max_error_fraction"),
         allow_client_limited=options.pop("allow_client_limited"),
     )  # fmt: skip
+    watching = {key: options.pop(key) for key in ("metrics", "telemetry", "scrape_interval")}
     again, resumed = _take_runs(options), options["resume"]
     out, plan = fresh_out(options), options.pop("sweep")
     dataset = take_dataset(options, text)
@@ -84,7 +86,7 @@ def bench(as_json: bool, **options: Any) -> None:
     server = prepare(endpoint, body=body, text=text, given=None if dataset is None else dataset.prompts)
     for note in server.facts.notes:
         output.warn(note)
-    observers, counters = watchers(server)
+    observers, counters = watchers(server, watching)
     how = replace(how, observers=observers, counters=counters)
     if plan is not None:
         from bstar.interfaces.cli.bench_sweep import run_sweep

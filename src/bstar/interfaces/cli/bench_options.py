@@ -30,6 +30,7 @@ section("Requests", "tokenizer", "ignore_eos", "temperature", "extra_body", "con
         "content_salt")
 section("Measuring", "sweep", "warmup", "cooldown", "runs", "until", "max_runs", "workers", "max_error_fraction",
         "allow_client_limited")
+section("Watching", "metrics", "telemetry", "scrape_interval")
 section("Output", "out", "no_out", "resume")
 
 server_options = apply(
