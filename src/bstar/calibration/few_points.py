@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bstar.calibration.observations import Observation, observations, predicted, spread_of
 from bstar.calibration.priors import Knob, knobs_for
-from bstar.calibration.profile import Profile, ProfileConstant, ProfilePoint, Scope
+from bstar.calibration.profile import PEAK, Profile, ProfileConstant, ProfilePoint, Scope, carrying
 from bstar.errors import SpecError
 from bstar.specs.calibration import Calibration
 from bstar.specs.deployment import Deployment
@@ -34,6 +34,9 @@ Case = tuple[Deployment, Observation]
 
 MOST_POINTS: Final = 64
 _ROUNDS: Final = 3
+_FAR_ROUNDS: Final = 4
+_FAR: Final = 0.7  # ln, of a figure: beyond it derivatives are taken again
+_SETTLED_COST: Final = 0.5
 _SETTLED: Final = 0.002  # of a mean, between two rounds
 _STEP: Final = 1.0  # standard deviations, for derivatives
 _MOVED: Final = 0.1  # standard deviations: less is no news
@@ -63,11 +66,20 @@ def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile
         if Scope.of(deployment).binding != scope.binding:
             raise SpecError(f"point {one.id}: is of another model, GPU or engine than the first point; calibrate each "
                             "on its own")
-    problem = _Problem.of([(replace(d, calibration=None), one) for d, one in cases])
+    problem = _Problem.of([(carrying(d, None), one) for d, one in cases])
     fit = problem.solved()
+    for _ in range(_FAR_ROUNDS):
+        # Far from the fitted constants, as on an unknown device, the sum of times holds no longer: derivatives there.
+        if np.max(np.abs(problem.figures(fit.after) - problem.figures(problem.before))) < _FAR:
+            break
+        problem = problem.derived(fit.u, fit.after)
+        again = problem.solved(start=fit)
+        done, fit = fit.cost - again.cost < _SETTLED_COST, again
+        if done:
+            break
     kept = [k for k, moved in enumerate(fit.u) if abs(moved) >= _MOVED]
     if len(kept) < len(fit.u):
-        fit = problem.solved(kept)
+        fit = problem.solved(kept, _without(problem, fit, kept))
     constants, covariance = _constants(problem, fit)
     return Profile(
         name=name, scope=scope, constants=constants, covariance=covariance, created_by=_version(),
@@ -92,7 +104,8 @@ class _Problem:
 
     names       (point, metric) of every figure
     measured, expected_error   (figures,) ln, and its standard deviation
-    slopes      (figures, knobs) relative change of a figure per unit of `Knob.time`
+    at          (knobs,) u of the derivatives
+    slopes      (figures, knobs) relative change of a figure per unit of `Knob.time`, from there
     """
 
     cases: tuple[Case, ...]
@@ -101,6 +114,7 @@ class _Problem:
     names: tuple[tuple[int, str], ...]
     measured: Floats
     expected_error: Floats
+    at: Floats
     slopes: Floats
 
     @classmethod
@@ -110,29 +124,40 @@ class _Problem:
         names = tuple((i, m) for i, (_, one) in enumerate(cases) for m in one.measured if m in before[i])
         if not names:
             raise SpecError("points: none has a figure that is predicted (one-token answers have no TPOT); give ttft_s")
-        base = np.array([before[i][m] for i, m in names])
-        slopes = np.zeros((len(names), len(knobs)))
-        for k, knob in enumerate(knobs):
-            step = _STEP if knob.value(_STEP) != knob.fitted else -_STEP
-            moved = _predictions(cases, {knob.name: knob.value(step)})
-            there = np.array([moved[i][m] for i, m in names])
-            slopes[:, k] = (there / base - 1.0) / knob.time(step)
-        return cls(
-            cases=tuple(cases), knobs=knobs, before=before, names=names, slopes=slopes,
+        plain = cls(
+            cases=tuple(cases), knobs=knobs, before=before, names=names, at=np.zeros(len(knobs)),
             measured=np.log([cases[i][1].measured[m] for i, m in names]),
-            expected_error=spread_of([m for _, m in names]),
+            expected_error=spread_of([m for _, m in names]), slopes=np.zeros((len(names), len(knobs))),
         )  # fmt: skip
+        return plain.derived(plain.at, before)
 
-    def solved(self, kept: Sequence[int] | None = None) -> Fit:
-        """The most probable constants; only those in `kept` (None: all) are moved."""
+    def derived(self, at: Floats, there: Sequence[dict[str, float]]) -> _Problem:
+        """The same with derivatives at `at`, where `there` is predicted."""
+        base = np.exp(self.figures(there))
+        slopes = np.zeros_like(self.slopes)
+        for k, knob in enumerate(self.knobs):
+            step = _STEP if knob.value(at[k] + _STEP) != knob.value(at[k]) else -_STEP
+            moved = at.copy()
+            moved[k] += step
+            change = knob.time(moved[k]) - knob.time(at[k])
+            if change != 0.0:
+                slopes[:, k] = (np.exp(self.figures(self._simulated(moved))) / base - 1.0) / change
+        return replace(self, at=at.copy(), slopes=slopes)
+
+    def _simulated(self, u: Floats) -> tuple[dict[str, float], ...]:
+        changes = {k.name: k.value(x) for k, x in zip(self.knobs, u, strict=True) if x}
+        return tuple(_predictions(self.cases, changes))
+
+    def solved(self, kept: Sequence[int] | None = None, start: Fit | None = None) -> Fit:
+        """The most probable constants, from `start`; only those in `kept` (None: all) are moved."""
         chosen = np.arange(len(self.knobs)) if kept is None else np.array(kept, dtype=int)
-        u = np.zeros(len(self.knobs))
-        after, best = self.before, Fit(
-            u=u, covariance=np.eye(len(u)), after=self.before, cost=self._cost(u, self.before))  # fmt: skip
+        if start is None:
+            zero = np.zeros(len(self.knobs))
+            start = Fit(u=zero, covariance=np.eye(zero.size), after=self.before, cost=self._cost(zero, self.before))
+        u, after, best = start.u, start.after, start
         for _ in range(_ROUNDS if chosen.size else 0):
             u_next, covariance = self._searched(u, after, chosen)
-            changes = {k.name: k.value(x) for k, x in zip(self.knobs, u_next, strict=True) if x}
-            found = tuple(_predictions(self.cases, changes))
+            found = self._simulated(u_next)
             change = np.max(np.abs(self.figures(found) - self.figures(after)), initial=0.0)
             u, after = u_next, found
             cost = self._cost(u, after)
@@ -141,6 +166,11 @@ class _Problem:
             if change < _SETTLED:
                 break
         return best
+
+    def fit_at(self, u: Floats, covariance: Floats) -> Fit:
+        """What these constants say."""
+        after = self._simulated(u)
+        return Fit(u=u, covariance=covariance, after=after, cost=self._cost(u, after))
 
     def figures(self, predictions: Sequence[dict[str, float]]) -> Floats:
         result: Floats = np.log([predictions[i][m] for i, m in self.names])
@@ -152,8 +182,8 @@ class _Problem:
         return float(robust.sum() + u @ u)
 
     def _model(self, u: Floats) -> Floats:
-        """ln of the figures by the sum of times, against that at the fitted constants."""
-        moved = np.array([k.time(x) for k, x in zip(self.knobs, u, strict=True)])
+        """ln of the figures by the sum of times, against that at `at`."""
+        moved = np.array([k.time(x) - k.time(x0) for k, x, x0 in zip(self.knobs, u, self.at, strict=True)])
         result: Floats = np.log(np.maximum(1.0 + self.slopes @ moved, 0.05))
         return result
 
@@ -179,9 +209,17 @@ class _Problem:
         return u, covariance
 
 
+def _without(problem: _Problem, fit: Fit, kept: Sequence[int]) -> Fit:
+    """The fit with the constants that are not in `kept` put back."""
+    u = np.zeros_like(fit.u)
+    u[list(kept)] = fit.u[list(kept)]
+    return problem.fit_at(u, fit.covariance)
+
+
 def _predictions(cases: Sequence[Case], changes: dict[str, float]) -> list[dict[str, float]]:
-    calibration = Calibration(name="trial", values=tuple(changes.items())) if changes else None
-    return [predicted(replace(d, calibration=calibration), one) for d, one in cases]
+    values = tuple((name, value) for name, value in changes.items() if name != PEAK)
+    trial = Calibration(name="trial", values=values, peak_scale=changes.get(PEAK, 1.0)) if changes else None
+    return [predicted(carrying(d, trial), one) for d, one in cases]
 
 
 def _constants(problem: _Problem, fit: Fit) -> tuple[tuple[ProfileConstant, ...], tuple[tuple[float, ...], ...]]:

@@ -10,6 +10,8 @@ from importlib.resources import files
 from typing import Final, Literal
 
 from bstar.calibration.intervals import device_was_measured
+from bstar.calibration.profile import PEAK, limits_of
+from bstar.catalog.devices import PROBED_IDS
 from bstar.latency.constants import LINKS, Constants, constant_specs, constants_for
 from bstar.latency.step_model import build_step_model
 from bstar.physics.batch import BatchShape
@@ -18,6 +20,7 @@ from bstar.specs.deployment import Deployment
 Kind = Literal["fraction", "time", "added"]
 # A constant that changes no time by more than this share of it is left out.
 _FELT: Final = 1e-3
+_PEAK_SPREAD: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +34,12 @@ class Knob:
 
     def value(self, u: float) -> float:
         """The constant at u standard deviations, kept inside its physical range."""
-        spec = constant_specs()[self.name]
+        low, high, _ = limits_of(self.name)
         if self.kind == "added":
             free = self.fitted + u * self.spread
         else:
             free = self.fitted * math.exp(u * self.spread if self.kind == "time" else -u * self.spread)
-        return min(max(free, spec.low), spec.high)
+        return min(max(free, low), high)
 
     def time(self, u: float) -> float:
         """How far the time that the constant stands for is from the fitted one: linear in what is measured."""
@@ -63,6 +66,8 @@ def knobs_for(deployment: Deployment) -> tuple[Knob, ...]:
         knob = Knob(name=name, kind=kind, fitted=fitted, spread=spread)
         if name == "request_s" or _felt(deployment, constants, knob):
             found.append(knob)
+    if deployment.device.id in PROBED_IDS:  # its peaks are a guess (numpy's), not a datasheet's
+        found.append(Knob(name=PEAK, kind="fraction", fitted=1.0, spread=_PEAK_SPREAD))
     return tuple(found)
 
 

@@ -23,6 +23,8 @@ from bstar.specs.deployment import Deployment
 
 FORMAT: Final = "bstar-profile/1"
 # Of the scope: what a profile is refused for, and what is only said.
+PEAK: Final = "device.peak"  # not a constant of the model: `Calibration.peak_scale`
+_PEAK_RANGE: Final = (0.01, 1000.0)
 _BINDING: Final = ("model", "gpu", "engine")
 _LOOSE: Final = ("engine_version", "tp", "pp", "dp", "attention_dp", "ep", "dcp", "weight_dtype", "kv_dtype")
 
@@ -118,15 +120,14 @@ class Profile:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        specs = constant_specs()
         for one in self.constants:
-            spec = specs.get(one.name)
-            if spec is None:
+            low, high, unit = limits_of(one.name)
+            if not unit:
                 raise SpecError(f"profile {self.name}: there is no constant {one.name!r}; another version made it: "
                                 "calibrate again")
-            if not (math.isfinite(one.value) and spec.low <= one.value <= spec.high):
-                raise SpecError(f"profile {self.name}: {one.name} must lie in [{spec.low:g}, {spec.high:g}] "
-                                f"{spec.unit}, is {one.value:g}; calibrate again")
+            if not (math.isfinite(one.value) and low <= one.value <= high):
+                raise SpecError(f"profile {self.name}: {one.name} must lie in [{low:g}, {high:g}] {unit}, is "
+                                f"{one.value:g}; calibrate again")
         n = len(self.constants)
         if self.covariance and (len(self.covariance) != n or any(len(row) != n for row in self.covariance)):
             raise SpecError(f"profile {self.name}: covariance must have {n} rows of {n} numbers, one a constant")
@@ -136,7 +137,8 @@ class Profile:
         """What a deployment carries of it."""
         loads = [p.load_value for p in self.points if p.load == "concurrency"] or [1.0]
         return Calibration(
-            name=self.name, values=tuple((c.name, c.value) for c in self.constants),
+            name=self.name, values=tuple((c.name, c.value) for c in self.constants if c.name != PEAK),
+            peak_scale=next((c.value for c in self.constants if c.name == PEAK), 1.0),
             concurrency=(min(loads), max(loads)), num_points=len(self.points),
             lengths=tuple(dict.fromkeys((p.input_tokens, p.output_tokens) for p in self.points)),
         )  # fmt: skip
@@ -162,7 +164,25 @@ def calibrated(deployment: Deployment, profile: Profile) -> Deployment:
         if getattr(here, name) != there:
             raise SpecError(f"profile {profile.name}: was measured with {name} {there}, this is "
                             f"{getattr(here, name)}; calibrate on this one, or leave --profile out")
-    return replace(deployment, calibration=profile.calibration)
+    return carrying(deployment, profile.calibration)
+
+
+def carrying(deployment: Deployment, calibration: Calibration | None) -> Deployment:
+    """The deployment with this calibration instead of the one that it has."""
+    now = 1.0 if deployment.calibration is None else deployment.calibration.peak_scale
+    scale = (1.0 if calibration is None else calibration.peak_scale) / now
+    device = deployment.device
+    if scale != 1.0:
+        device = replace(device, peak_flops_per_s={k: v * scale for k, v in device.peak_flops_per_s.items()})
+    return replace(deployment, device=device, calibration=calibration)
+
+
+def limits_of(name: str) -> tuple[float, float, str]:
+    """(least, most, unit) of what a profile may say; unit "" where there is no such constant."""
+    if name == PEAK:
+        return (*_PEAK_RANGE, "1")
+    spec = constant_specs().get(name)
+    return (0.0, 0.0, "") if spec is None else (spec.low, spec.high, spec.unit)
 
 
 def holds_for(profile: Profile, deployment: Deployment) -> bool:

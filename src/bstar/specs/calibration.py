@@ -14,6 +14,7 @@ class Calibration:
     concurrency   fewest and most requests in flight of the measured points
     lengths       (input, output) tokens of the measured points, means
     num_points    how many there were
+    peak_scale    what the device computes at most over its own figure: 1, but where that is a guess (a CPU)
     """
 
     name: str
@@ -21,3 +22,4 @@ class Calibration:
     concurrency: tuple[float, float] = (1.0, 1.0)
     lengths: tuple[tuple[float, float], ...] = ()
     num_points: int = 0
+    peak_scale: float = 1.0
