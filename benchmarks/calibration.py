@@ -203,7 +203,7 @@ def main() -> None:
         for group, profile, _ in ours:
             for sibling, _, _ in ours:
                 if sibling.deployment == group.deployment and sibling is not group:
-                    picked = (sibling.low, *sibling.rest, sibling.high)[:: arguments.every]
+                    picked = (sibling.low, *sibling.rest, sibling.high)[::3]
                     other[group.label] += [(p, with_profile(p, profile)) for p in picked]
         tables["other lengths"] = [row for rows in other.values() for row in rows]
         lines += [text for p, f in tables["other lengths"] for text in residuals(p, f, "calibrated_lengths")]
