@@ -228,3 +228,14 @@ def test_what_a_server_shows_of_its_own_load_is_a_point() -> None:
     for broken in ({"restarted": True}, {"counters": {"requests": 3.0}}, {"counters": {}}, {"histograms": {}}):
         with pytest.raises(ConfigError, match="metrics"):
             of_window(shown(**broken))
+
+
+@pytest.mark.parametrize("name", ["vllm_detailed.json", "guidellm.json", "aiperf"])
+def test_results_of_other_tools_are_points(name: str) -> None:
+    (one,) = observations(Path(__file__).parents[1] / "measure" / "data" / "imports" / name)
+    assert one.load == ("concurrency", 4.0)
+    assert one.sent is not None
+    assert one.sent.num_requests == 24
+    assert one.output_tokens.mean == 20.0
+    assert {"ttft_s", "tpot_s", "output_tokens_per_s"} <= set(one.measured)
+    assert set(one.measured) <= set(predicted(DEPLOYMENT, one))

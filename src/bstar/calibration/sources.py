@@ -1,6 +1,7 @@
 """Measured points in files: what `bstar calibrate` reads.
 
     a folder of bstar bench       its very requests are simulated again
+    a result of another tool      vllm bench serve, GuideLLM, AIPerf, inference-perf: its requests, where it keeps them
     FILE.csv (or .csv.gz)         measured points with the columns of `bstar validate`
     FILE.json, .toml, .yaml       {"points": [{"concurrency": 8, "input_tokens": 512, …}, …]}
 
@@ -19,10 +20,12 @@ import numpy as np
 
 from bstar.calibration.observations import Observation, of_mapping, of_point
 from bstar.errors import ConfigError
+from bstar.metrics.records import RequestRecords
 from bstar.specs.workload import LengthDistribution
 from bstar.traffic.load import Traffic
 
 if TYPE_CHECKING:
+    from bstar.measure.imports import ImportedRun
     from bstar.measure.server.snapshot import Window
 
 # Requests between two scrapes below which their means say little.
@@ -31,6 +34,10 @@ _FEWEST_ANSWERS: Final = 20
 
 def observations_in(path: Path) -> list[Observation]:
     """The observations of a file or folder. Raises ConfigError naming it and the remedy."""
+    if path.exists() and _is_foreign(path):
+        from bstar.measure.imports import read_results
+
+        return [of_imported(one) for one in read_results(path)]
     if path.is_dir():
         return [of_run(path)]
     if path.name.endswith((".csv", ".csv.gz")):
@@ -69,6 +76,51 @@ def of_run(path: Path) -> Observation:
         input_tokens=_mean_length(run.table.input_tokens[kept]),
         output_tokens=_mean_length(run.table.output_tokens[kept]),
     )  # fmt: skip
+
+
+def _is_foreign(path: Path) -> bool:
+    if path.name.endswith((".csv", ".csv.gz", ".toml", ".yaml", ".yml")):
+        return False
+    from bstar.measure.imports import is_foreign_result
+
+    return bool(is_foreign_result(path))
+
+
+def of_imported(run: ImportedRun) -> Observation:
+    """The observation of another tool's run. Raises ConfigError where it does not say what its load was."""
+    measured = {name: run.figure(f"{name}.mean") for name in ("ttft_s", "tpot_s", "e2e_s")}
+    measured |= {"output_tokens_per_s": run.figure("output_tokens_per_s")}
+    known = {name: value for name, value in measured.items() if value is not None and value > 0}
+    if not known:
+        raise ConfigError(f"{run.tool} {run.name}: has no latencies; measure again")
+    if run.concurrency is None and run.rate_per_s is None:
+        raise ConfigError(f"{run.tool} {run.name}: does not say its concurrency or rate; give its figures as a point")
+    means = [run.figure(f"{name}.mean") for name in ("input_tokens", "output_tokens")]
+    sent = None
+    if run.records is not None:
+        sent = _sent(run.records, run.concurrency)
+        means = [float(run.records.input_tokens.mean()), float(run.records.output_tokens.mean())]
+    if any(mean is None or not mean >= 1 for mean in means):
+        raise ConfigError(f"{run.tool} {run.name}: does not say how long prompts and answers are; give its figures as "
+                          "a point")
+    rate = None if run.concurrency is not None else run.rate_per_s
+    return Observation(
+        id=run.name, sent=sent, concurrency=run.concurrency, rate_per_s=rate, burstiness=run.burstiness or 1.0,
+        input_tokens=_mean_length(means[0]), output_tokens=_mean_length(means[1]), measured=known,
+        measured_on=run.date)  # fmt: skip
+
+
+def _sent(records: RequestRecords, concurrency: int | None) -> Traffic:
+    """The recorded requests as a load: at the times they were sent, or as a closed loop's clients took them."""
+    order = np.argsort(records.sent_s, kind="stable")
+    arrival = records.sent_s[order].astype(float)
+    if concurrency is not None:
+        arrival = np.full(order.size, np.nan)
+        arrival[: min(concurrency, order.size)] = 0.0
+    return Traffic(
+        arrival_s=arrival, input_tokens=np.maximum(records.input_tokens[order], 1),
+        output_tokens=np.maximum(records.output_tokens[order], 1),
+        concurrency=None if concurrency is None else min(concurrency, order.size))  # fmt: skip
 
 
 def of_window(found: Window, *, name: str = "server") -> Observation:
