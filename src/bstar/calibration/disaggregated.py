@@ -15,13 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bstar.calibration.disaggregated_layouts import DisaggregatedLayout, layout_of
+from bstar.calibration.disaggregated_layouts import DisaggregatedLayout, Split, layout_of
 from bstar.calibration.loads import load_of
 from bstar.calibration.point import Point
 from bstar.calibration.point_deployments import deployment_of
 from bstar.errors import BstarError
 from bstar.latency.constants import Constants, constants_for
-from bstar.latency.step_model import step_model
+from bstar.latency.experts import ExpertLoad, FloatArray
+from bstar.latency.step_model import StepModel, step_model
 from bstar.physics.kv_cache import kv_bytes_per_sequence, state_bytes_per_sequence
 from bstar.physics.memory import memory_budget
 from bstar.sim.cluster.pool_cost import Acceptance, decode_cost, prompt_cost
@@ -38,6 +39,24 @@ _DYNAMO: Final = {
     "trtllm": (((0, 6), "1.1.0rc5"), ((0, 8), "1.2.0rc2"), ((1, 0), "1.2.0rc6")),
     "sglang": (((0, 6), "0.5.3"), ((0, 8), "0.5.5"), ((1, 0), "0.5.8")),
 }
+# Expert-parallel ranks from which on the harness's configurations place experts by their load (EPLB) or spare copies.
+_BALANCED_RANKS: Final = 16
+# What the exchange of tokens between the ranks of wide expert parallelism takes beyond the step model's, each way: by
+# engine, weights ("": any) and first release after; from decode steps of the measured runs.
+_EXCHANGE_S: Final = (
+    ("trtllm", "", (1, 2), 40e-6), ("sglang", "fp4", (0, 5, 8), 40e-6), ("sglang", "fp4", (9,), 20e-6),
+    ("sglang", "fp8", (0, 5, 5), 70e-6), ("sglang", "fp8", (0, 5, 8), 40e-6),
+)  # fmt: skip
+# Kernels of experts that SGLang's configurations name, over those of the step model: (compute, bytes).
+_GROUPED_FP8: Final = 2.0, 1.25
+_WHOLE_FP8: Final = 0.45, 1.0
+_CUT_FP8: Final = 0.8, 1.0
+_GATHERED_FP4: Final = 0.3, 1.0
+_FUSED_FP4: Final = 0.6, 1.0
+# Launching kernels takes Grace's cores longer than x86 ones.
+_GRACE: Final = 1.2
+# Host work of steps that draft (verifying, accepting), of the step and a sequence: by engine and first release after.
+_DRAFTING_S: Final = (("sglang", (9,), 1e-3, 80e-6), ("trtllm", (1, 2), 1e-3, 120e-6))
 _UNLIMITED: Final = 1 << 40
 
 
@@ -88,13 +107,17 @@ def disaggregated_replay(
     made = ACCEPTANCE.tokens_per_step(layout.drafted)
     steps = np.where(output > 1, np.maximum(np.ceil((output - 1) / made), 1), 0).astype(np.int64)
     c = constants_for(prefill) if constants is None else constants
+    here = _constants(c, point, prefill, layout.prefill, decodes=False)
+    there = _constants(constants_for(decode) if constants is None else constants, point, decode, layout.decode,
+                       decodes=True, drafted=layout.drafted)  # fmt: skip
     requests = PoolRequests.of(prompt, steps, _transfer_s(prefill, layout, prompt), clients=point.concurrency,
                                front_s=c["request_s"], growth=made)  # fmt: skip
     pools = _pools(point, layout, prefill, decode, requests)
-    prompts = prompt_cost(prefill, step_model(prefill, constants), max_tokens=pools[2],
+    prompts = prompt_cost(prefill, _placed(step_model(prefill, here), layout.prefill, prefill), max_tokens=pools[2],
                           max_prompts=min(point.concurrency, layout.prompts, pools[2]))  # fmt: skip
     most = min(pools[1].seats, point.concurrency)
-    cost = decode_cost(decode, step_model(decode, constants), max_sequences=most, drafted=layout.drafted)
+    cost = decode_cost(decode, _placed(step_model(decode, there), layout.decode, decode), max_sequences=most,
+                       drafted=layout.drafted)  # fmt: skip
     shown: ShownFrom = "landing" if prefill.engine.name == "sglang" else "decode-step"
     run = run_pools(requests, pools[0], pools[1], prompts, cost, shown=shown, log_rows=log_rows)
     notes = (*layout.notes, *dict.fromkeys((*prefill.engine.notes, *decode.engine.notes)))
@@ -118,6 +141,57 @@ def deployments_of(point: Point, layout: DisaggregatedLayout) -> tuple[Deploymen
         replace(decode, engine=replace(decode.engine, max_num_seqs=seats,
                                        cudagraph_max_size=seats * (1 + layout.drafted))),
     )  # fmt: skip
+
+
+class _Placed(ExpertLoad):
+    """Experts placed by their load (or with spare copies): ranks differ by chance alone."""
+
+    def busiest(self, tokens: FloatArray | float) -> tuple[FloatArray, FloatArray]:
+        even = ExpertLoad(experts=self.experts, top_k=self.top_k, ranks=self.ranks, skew=0.0)
+        return super().busiest(tokens)[0], even.busiest(tokens)[1]
+
+
+def _placed(model: StepModel, split: Split, deployment: Deployment) -> StepModel:
+    """The model with the experts placed as the harness's configurations have it."""
+    spare = deployment.engine.name == "sglang" and deployment.device.id.startswith("gb")
+    if split.ep < (2 if spare else _BALANCED_RANKS):
+        return model
+    load = model.load
+    return replace(model, load=_Placed(experts=load.experts, top_k=load.top_k, ranks=load.ranks, skew=load.skew))
+
+
+def _constants(
+    c: Constants, point: Point, deployment: Deployment, split: Split, *, decodes: bool, drafted: int = 0
+) -> Constants:
+    """Those of a side: what the harness's configurations change."""
+    engine, weights = deployment.engine, "fp4" if "fp4" in (point.weight_dtype or "") else "fp8"
+    grace = point.gpu.startswith("gb")
+    changes: dict[str, float] = {}
+    if grace:
+        for name in ("eager_layer_s", "eager_latent_layer_s", "eager_moe_layer_s"):
+            changes[name] = c[name] * _GRACE
+    if split.ep >= _BALANCED_RANKS:
+        more = next((s for name, w, before, s in _EXCHANGE_S
+                     if name == engine.name and w in ("", weights) and engine.version_tuple < before), 0.0)  # fmt: skip
+        changes["collective.nvlink.latency_s"] = c["collective.nvlink.latency_s"] + more
+    if engine.name == "sglang":
+        many = split.attention_dp > 1
+        compute, memory = 1.0, 1.0
+        if weights == "fp8" and grace and many and (decodes or engine.version_tuple >= (0, 5, 5)):
+            compute, memory = _GROUPED_FP8
+        elif not decodes:
+            if weights == "fp8":
+                compute, memory = _WHOLE_FP8 if split.ep > 1 else _CUT_FP8
+            else:
+                compute, memory = _GATHERED_FP4 if many and grace else _FUSED_FP4
+        kernel = "moe_gemm.fp4" if weights == "fp4" else "moe_gemm.fp8_block"
+        changes[f"{kernel}.compute"] = min(c[f"{kernel}.compute"] * compute, 1.0)
+        changes[f"{kernel}.memory"] = min(c[f"{kernel}.memory"] * memory, 1.0)
+    if drafted:
+        for name, before, step_s, sequence_s in _DRAFTING_S:
+            if name == engine.name and engine.version_tuple < before:
+                changes |= {"step_s": c["step_s"] + step_s, "sequence_s": c["sequence_s"] + sequence_s}
+    return c.replace(changes) if changes else c
 
 
 def _engine_version(point: Point) -> str:

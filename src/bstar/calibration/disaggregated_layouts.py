@@ -19,6 +19,8 @@ from bstar.errors import SpecError
 
 _SPLIT = re.compile(r"(\d+)x(tp|tep|dep|dp)(\d+)")
 _UNLIMITED = 1 << 40
+# The day of the first SGLang runs that draft.
+_SGLANG_DRAFTS = "2026-02-11"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ def _completed(point: Point, prefill: Pool, decode: Pool) -> DisaggregatedLayout
     plain = [layout for layout in same if not layout.drafted]
     if same:
         known = (plain or same)[0]
-        return replace(known, prefill=own.prefill)
+        return known if _is_old(point) else replace(known, prefill=own.prefill)
     near = _runs(point)
     return replace(own, prompt_tokens=near[0].layout.prompt_tokens if near else None)
 
@@ -157,8 +159,10 @@ def _identified(point: Point, prefill: Pool, decode: Pool) -> DisaggregatedLayou
     if exact:
         # Where the same clients were run with and without drafting, most rows of this kind drafted; those of the
         # first runs, which have no version, did not.
-        drafted = [layout for layout in exact if layout.drafted and point.engine_version]
-        if not point.engine_version:
+        early = point.engine.lower() == "sglang" and point.measured_on < _SGLANG_DRAFTS
+        plain = not point.engine_version or early
+        drafted = [layout for layout in exact if layout.drafted and not plain]
+        if plain:
             exact.sort(key=lambda layout: layout.drafted)
         chosen = (drafted or exact)[0]
         if len(exact) == 1:
