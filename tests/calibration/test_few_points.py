@@ -239,3 +239,24 @@ def test_results_of_other_tools_are_points(name: str) -> None:
     assert one.output_tokens.mean == 20.0
     assert {"ttft_s", "tpot_s", "output_tokens_per_s"} <= set(one.measured)
     assert set(one.measured) <= set(predicted(DEPLOYMENT, one))
+
+
+def test_a_peak_that_is_a_guess_is_calibrated_too() -> None:
+    """Of a CPU bstar knows what numpy reaches; an engine's kernels may compute ten times as fast."""
+    guessed = replace(DEPLOYMENT.device, id="cpu", bandwidth_bytes_per_s=30e9, peak_flops_per_s={"bf16": 2e11},
+                      compute_capability=None)  # fmt: skip
+    there = replace(DEPLOYMENT, device=guessed)
+    fast = replace(there, device=replace(guessed, peak_flops_per_s={"bf16": 2e12}))
+    points = [measured(fast, 1), measured(fast, 12)]
+    profile = calibrate(there, points)
+    peak = next(c for c in profile.constants if c.name == "device.peak")
+    assert peak.value > 3
+    mine = calibrated(there, profile)
+    assert mine.device.peak("bf16") == pytest.approx(2e11 * peak.value)
+    assert mine.calibration is not None
+    assert all(name != "device.peak" for name, _ in mine.calibration.values)
+    found = off(mine, measured(fast, 4))
+    assert abs(found["tpot_s"]) < 0.05
+    assert abs(found["ttft_s"]) < 0.15
+    assert calibrate(mine, points).constants == profile.constants  # from the guess again
+    assert all(k.name != "device.peak" for k in knobs_for(DEPLOYMENT))

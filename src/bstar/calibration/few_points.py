@@ -37,8 +37,10 @@ _ROUNDS: Final = 3
 _FAR_ROUNDS: Final = 4
 _FAR: Final = 0.7  # ln, of a figure: beyond it derivatives are taken again
 _SETTLED_COST: Final = 0.5
+_HALF: Final = -0.5
 _SETTLED: Final = 0.002  # of a mean, between two rounds
-_STEP: Final = 1.0  # standard deviations, for derivatives
+_STEP: Final = 1.0  # standard deviations, for derivatives (of a sum of times: a larger step is less noise)
+_NEAR_STEP: Final = 0.25
 _MOVED: Final = 0.1  # standard deviations: less is no news
 _ROBUST: Final = 3.0  # residuals beyond so many expected errors count less
 
@@ -69,10 +71,10 @@ def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile
     problem = _Problem.of([(carrying(d, None), one) for d, one in cases])
     fit = problem.solved()
     for _ in range(_FAR_ROUNDS):
-        # Far from the fitted constants, as on an unknown device, the sum of times holds no longer: derivatives there.
+        # Far from the fitted constants, as on an unknown device, the sum of times holds no longer.
         if np.max(np.abs(problem.figures(fit.after) - problem.figures(problem.before))) < _FAR:
             break
-        problem = problem.derived(fit.u, fit.after)
+        problem = problem.derived(fit.u, fit.after, far=True)
         again = problem.solved(start=fit)
         done, fit = fit.cost - again.cost < _SETTLED_COST, again
         if done:
@@ -105,7 +107,7 @@ class _Problem:
     names       (point, metric) of every figure
     measured, expected_error   (figures,) ln, and its standard deviation
     at          (knobs,) u of the derivatives
-    slopes      (figures, knobs) relative change of a figure per unit of `Knob.time`, from there
+    slopes      (figures, knobs) relative change of a figure per unit of `Knob.time`; where `far`, of its ln per u
     """
 
     cases: tuple[Case, ...]
@@ -116,6 +118,7 @@ class _Problem:
     expected_error: Floats
     at: Floats
     slopes: Floats
+    far: bool = False
 
     @classmethod
     def of(cls, cases: Sequence[Case]) -> _Problem:
@@ -129,20 +132,21 @@ class _Problem:
             measured=np.log([cases[i][1].measured[m] for i, m in names]),
             expected_error=spread_of([m for _, m in names]), slopes=np.zeros((len(names), len(knobs))),
         )  # fmt: skip
-        return plain.derived(plain.at, before)
+        return plain.derived(plain.at, before, far=False)
 
-    def derived(self, at: Floats, there: Sequence[dict[str, float]]) -> _Problem:
+    def derived(self, at: Floats, there: Sequence[dict[str, float]], *, far: bool) -> _Problem:
         """The same with derivatives at `at`, where `there` is predicted."""
-        base = np.exp(self.figures(there))
+        base, size = self.figures(there), _NEAR_STEP if far else _STEP
         slopes = np.zeros_like(self.slopes)
         for k, knob in enumerate(self.knobs):
-            step = _STEP if knob.value(at[k] + _STEP) != knob.value(at[k]) else -_STEP
             moved = at.copy()
-            moved[k] += step
+            moved[k] += size if knob.value(at[k] + size) != knob.value(at[k]) else -size
             change = knob.time(moved[k]) - knob.time(at[k])
-            if change != 0.0:
-                slopes[:, k] = (np.exp(self.figures(self._simulated(moved))) / base - 1.0) / change
-        return replace(self, at=at.copy(), slopes=slopes)
+            if change == 0.0:
+                continue
+            grown = self.figures(self._simulated(moved)) - base
+            slopes[:, k] = grown / (moved[k] - at[k]) if far else np.expm1(grown) / change
+        return replace(self, at=at.copy(), slopes=slopes, far=far)
 
     def _simulated(self, u: Floats) -> tuple[dict[str, float], ...]:
         changes = {k.name: k.value(x) for k, x in zip(self.knobs, u, strict=True) if x}
@@ -182,9 +186,15 @@ class _Problem:
         return float(robust.sum() + u @ u)
 
     def _model(self, u: Floats) -> Floats:
-        """ln of the figures by the sum of times, against that at `at`."""
+        """ln of the figures by the derivatives, against that at `at`."""
+        if self.far:
+            there: Floats = self.slopes @ (u - self.at)
+            return there
         moved = np.array([k.time(x) - k.time(x0) for k, x, x0 in zip(self.knobs, u, self.at, strict=True)])
-        result: Floats = np.log(np.maximum(1.0 + self.slopes @ moved, 0.05))
+        change: Floats = self.slopes @ moved
+        # Less than half of the time: straight on, so that a search never ends where everything looks the same.
+        near = np.maximum(change, _HALF)
+        result: Floats = np.log1p(near) + (change - near) / (1.0 + _HALF)
         return result
 
     def _searched(self, start: Floats, simulated: Sequence[dict[str, float]], chosen: NDArray[np.int64]
