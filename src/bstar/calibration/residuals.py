@@ -30,7 +30,7 @@ Cells = dict[str, tuple[float, float, int]]
 
 LEVEL: Final = 0.8
 _FEWEST: Final = 40
-_TAILS: Final = (0.1, 0.095, 0.09, 0.085, 0.08, 0.075, 0.07, 0.065, 0.06, 0.055, 0.05)
+_TAILS: Final = (0.1, 0.11, 0.12, 0.13, 0.14, 0.095, 0.09, 0.085, 0.08, 0.075, 0.07, 0.065, 0.06, 0.055, 0.05)
 _DISTANCES: Final = ("combination", "engine_gpu", "unknown", "calibrated", "calibrated_lengths")
 _WAITING: Final = frozenset({"kv_capacity", "max_num_seqs", "queueing", "token_budget"})
 _OVERHEAD: Final = frozenset({"overhead", "communication"})
