@@ -193,10 +193,10 @@ def _out_of_room(limits: Limits, engines: Engine, all_: Together) -> bool:
 @inlined
 def _head(limits: Limits, load: Load, engine: Engine) -> int:
     if limits.by_priority:
-        return load.by_urgency[engine.front[0]]
+        return int(load.by_urgency[engine.front[0]])
     if engine.n[FRONT] > 0:
-        return engine.front[engine.n[FRONT] - 1]
-    return engine.order[engine.n[ADMITTED]]
+        return int(engine.front[engine.n[FRONT] - 1])
+    return int(engine.order[engine.n[ADMITTED]])
 
 
 @inlined
@@ -234,7 +234,7 @@ def _run_decodes(
     """Decode steps of all ranks up to the next event on any. False where a rank has something else to do."""
     n, t, ranks, groups = all_.n, all_.t, engines.n.shape[0], own.span_limit.size
     keep = all_.runs.shape[0] > 0
-    most, total = np.int64(1) << 60, 0
+    most, total = 1 << 60, 0
     for r in range(ranks):
         mine = engines.n[r]
         waiting = waiting_of(limits, mine)

@@ -83,10 +83,10 @@ class LockStepEngine:
 
     def _engines(self, loaded: KernelLoad, count: int) -> Engine:
         one = engine_of(self.settings, self.cost, [], count, run_rows=1, list_finished=True)
-        shared = {"known": one.known, "last_s": one.last_s}
+        shared: dict[str, Any] = {"known": one.known, "last_s": one.last_s}
         slots = Slots(*(_repeated(a, self.ranks) for a in one.slots))
         gaps = np.zeros((self.ranks, max(_ROWS, 4 * (3 * self.settings.seat_limit + 16))))
-        rest = {name: _repeated(getattr(one, name), self.ranks) for name in Engine._fields
+        rest: dict[str, Any] = {name: _repeated(getattr(one, name), self.ranks) for name in Engine._fields
                 if name not in ("slots", "known", "last_s", "gaps", "runs")}  # fmt: skip
         runs = np.zeros((self.ranks, 0, one.runs.shape[1]))
         return Engine(**rest, **shared, slots=slots, gaps=gaps, runs=runs)
