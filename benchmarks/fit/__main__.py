@@ -27,13 +27,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import report  # noqa: E402
-from fit import fit, held_out, summary  # noqa: E402
 from parameters import PARAMETERS  # noqa: E402
 from points import fit_points, folds  # noqa: E402
 from sensitivity import forget_fitted  # noqa: E402
 from solve import standard_errors  # noqa: E402
 from write import write_constants  # noqa: E402
+
+import report  # noqa: E402
+from fit import fit, held_out, summary  # noqa: E402
 
 DATA = HERE.parents[1] / "src" / "bstar" / "latency" / "data"
 SEED = 0

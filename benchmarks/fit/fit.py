@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-from bstar.latency.constants import constants_for
-
 from parameters import Cell, Parameter, Term, moved, terms_of
 from points import FitPoint
 from sensitivity import Sensitivity, Shifts
 from simulate import Simulated, simulated
 from solve import Problem, solve
+
+from bstar.latency.constants import constants_for
 
 Floats = NDArray[np.float64]
 Cells = list[Cell]
@@ -73,13 +72,15 @@ def problem_of(
 
 
 def _lowest(points: list[FitPoint], terms: list[Term]) -> Floats:
-    """How far down each term may go alone before some constant leaves its range."""
+    """How far down each term may go before some constant leaves its range; beside coarser terms, well below them."""
     low = np.full(len(terms), -np.inf)
     for cell in {p.cell for p in points}:
         prior = constants_for(next(p.deployment for p in points if p.cell == cell))
         for k, term in enumerate(terms):
             if term.holds(cell):
-                low[k] = max(low[k], term.parameter.lowest(prior[term.parameter.name]))
+                coarser = sum(t.center + 2.0 * t.width for t in terms if t.parameter is term.parameter
+                              and t is not term and t.holds(cell) and len(t.where) < len(term.where))
+                low[k] = max(low[k], term.parameter.lowest(prior[term.parameter.name]) - coarser)
     return low
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from parameters import ERAS, Cell
 
 from bstar.calibration.bundled import SERVING, bundled_points
 from bstar.calibration.point import Point
@@ -13,8 +14,6 @@ from bstar.calibration.points import deployment_of
 from bstar.latency.constant_values import generation_name
 from bstar.specs.deployment import Deployment
 from bstar.specs.engine import EngineSettings
-
-from parameters import ERAS, Cell
 
 # Runs that no steady state explains: (engine, GPU, model, versions or dates that begin so, reason). Never fitted; they
 # stay in every error that is reported.

@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from points import FitPoint
 
 from bstar.calibration.bundled import SERVING, bundled_points
 from bstar.calibration.peer import peer_prediction
 from bstar.latency.constants import constant_specs
-
 from fit import Fitted, held_out, shifts_of
-from parameters import Parameter
-from points import FitPoint
 
 Floats = NDArray[np.float64]
 Held = dict[str, Floats]
@@ -42,6 +41,8 @@ def held_out_rows(fitted: Fitted, held: Held) -> list[dict[str, Any]]:
     """A table: all points by each way to hold out, then by engine."""
     engines = np.array([p.engine for p in fitted.points])
     rows = [{"rows": name, "n": len(engines)} | figures(held[key]) for key, name in NAMES.items()]
+    rows += [{"rows": f"steady runs: {NAMES[key]}", "n": int(fitted.steady.sum())} | figures(held[key][fitted.steady])
+             for key in ("known", "group", "family")]  # fmt: skip
     for engine in sorted(set(engines)):
         for key in ("known", "group", "family"):
             inside = engines == engine
@@ -74,23 +75,23 @@ def noise_floor() -> dict[str, float]:
             key = (p.engine, p.engine_version, p.model, p.gpu, p.weight_dtype, p.input_tokens, p.output_tokens,
                    p.concurrency, p.num_gpus, p.attention_tp, p.attention_dp, p.expert_parallel)  # fmt: skip
             alike.setdefault(key, []).append(p)
-    spread = [abs(np.log(a.tpot_s / b.tpot_s)) for same in alike.values() for a, b in zip(same, same[1:], strict=False)]
+    spread = [abs(np.log(a.tpot_s / b.tpot_s)) for same in alike.values() for a, b in pairwise(same)]
     if not spread:
         return {"pairs": 0.0}
     half = np.array(spread) / 2.0  # the best guess is between the two
-    return {"pairs": float(len(spread)), "TPOT median": float(np.median(half)), "TPOT p90": float(np.quantile(half, 0.9)),
-            "TPOT mean": float(half.mean())}  # fmt: skip
+    return {"pairs": float(len(spread)), "TPOT median": float(np.median(half)),
+            "TPOT p90": float(np.quantile(half, 0.9)), "TPOT mean": float(half.mean())}  # fmt: skip
 
 
 def ablation(fitted: Fitted, folds: dict[str, NDArray[np.int64]], held: Held) -> list[dict[str, Any]]:
-    """What leaving each constant at its prior costs on held-out points: differences of the errors (positive: worse)."""
-    rows = []
+    """What leaving each constant at its prior costs on held-out points of steady runs (errors without less with it)."""
+    rows, steady = [], fitted.steady
     for parameter in fitted.parameters:
         chosen = np.array([t.parameter is not parameter for t in fitted.terms])
         row: dict[str, Any] = {"constant": parameter.name, "numbers": int((~chosen).sum())}
         cost = 0.0
         for key in ("known", "group", "family"):
-            without, with_it = figures(held_out(fitted, folds[key], chosen)), figures(held[key])
+            without, with_it = figures(held_out(fitted, folds[key], chosen)[steady]), figures(held[key][steady])
             for name in ("TPOT median", "TPOT mean", "TTFT median"):
                 row[f"{key} {name}"] = without[name] - with_it[name]
             cost += row[f"{key} TPOT median"] + 0.4 * row[f"{key} TPOT mean"] + 0.25 * row[f"{key} TTFT median"]

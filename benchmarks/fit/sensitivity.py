@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from parameters import Cell, Parameter, moved
+from simulate import Simulated
 
 from bstar.latency import constant_values
 from bstar.latency.constants import Constants, constant_key, constants_for
 from bstar.latency.step_model import build_step_model
 from bstar.specs.deployment import Deployment
-
-from parameters import Cell, Parameter, moved
-from simulate import Simulated
 
 Floats = NDArray[np.float64]
 Shifts = Mapping[Cell, dict[str, float]]

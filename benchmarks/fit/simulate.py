@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from steps import StepSample, binned, integral, statistic_columns
 
 from bstar.calibration.loads import load_of
 from bstar.calibration.point import Point
@@ -20,8 +21,6 @@ from bstar.sim.policies.fast import policy_kernel
 from bstar.sim.step_cost import step_cost
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
-
-from steps import StepSample, binned, integral, statistic_columns
 
 Floats = NDArray[np.float64]
 # Columns of the kernel's run log.
@@ -108,4 +107,5 @@ def _run(deployed: DeployedEngine, load: Traffic):
     kernel = policy_kernel(settings, built.fast, load, cost)
     kernel.advance()
     s = kernel.state
-    return kernel.runs, cost, kernel.requests.arrival_s, s.first_s, s.finish_s, s.known - kernel.requests.prompt, s.preemptions
+    made = s.known - kernel.requests.prompt
+    return kernel.runs, cost, kernel.requests.arrival_s, s.first_s, s.finish_s, made, s.preemptions

@@ -55,7 +55,8 @@ def solve(problem: Problem, rows: NDArray[np.bool_], start: Floats | None = None
 
     def loss(x: Floats) -> float:
         z = np.where(known, problem.errors(x, rows), 0.0) / scales
-        return float(np.sum(weights * 2.0 * (np.sqrt(1.0 + z * z) - 1.0)) + np.sum(((x - problem.centers) / problem.widths) ** 2))
+        pulled = (x - problem.centers) / problem.widths
+        return float(np.sum(weights * 2.0 * (np.sqrt(1.0 + z * z) - 1.0)) + np.sum(pulled**2))
 
     best = loss(terms)
     for _ in range(rounds):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.latency.step_model import StepModel
 from bstar.sim.kernel.cost import StepCost
 from bstar.sim.kernel_log import RunWork, _weights_of
-from bstar.latency.step_model import StepModel
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +50,9 @@ def integral(begin: Floats, end: Floats, weight: Floats, at: Floats) -> Floats:
     return ramps(begin) - ramps(end)
 
 
-def binned(values: Floats, tpot: Floats, ttft: Floats, seconds: Floats, prompt: NDArray[np.bool_], bins: int) -> StepSample:
+def binned(
+    values: Floats, tpot: Floats, ttft: Floats, seconds: Floats, prompt: NDArray[np.bool_], bins: int
+) -> StepSample:
     """Runs (columns) as bins; tpot, ttft: weights in steps; seconds of one step."""
     parts = []
     for kind, count in ((False, bins // 3), (True, bins - bins // 3)):
@@ -68,7 +70,8 @@ def binned(values: Floats, tpot: Floats, ttft: Floats, seconds: Floats, prompt: 
             # the mean step for TPOT and the one for TTFT may differ: weigh by both shares
             w = share[place == b]
             w = w / w.sum() if w.sum() > 0 else np.full(w.size, 1.0 / w.size)
-            parts.append((values[:, inside] @ w, tpot[inside].sum(), ttft[inside].sum(), float(seconds[inside] @ w), kind))
+            mean_s = float(seconds[inside] @ w)
+            parts.append((values[:, inside] @ w, tpot[inside].sum(), ttft[inside].sum(), mean_s, kind))
     return StepSample(
         values=np.stack([p[0] for p in parts], axis=1), tpot=np.array([p[1] for p in parts]),
         ttft=np.array([p[2] for p in parts]), seconds=np.array([p[3] for p in parts]),

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from parameters import Cell, Parameter
 
 from bstar.latency.constants import constants_for
-
 from fit import Fitted, shifts_of
-from parameters import Cell, Parameter
 
 Floats = NDArray[np.float64]
 
 _HEAD = """\
-# Written by `python benchmarks/fit` from benchmarks/data/measured_serving_points.csv: do not edit.
+# Written by `python benchmarks/fit` from the serving points bundled in bstar.calibration: do not edit.
 # Constants in SI units, over kernels.toml and engines.toml; meanings and ranges in constants.toml. An entry holds where
 # its conditions do (engine, GPU generation, engine version since); the one with most conditions wins.
 # standard_error: groups (GPU x engine x model) taken as independent. rows: measured points that the value comes from.
@@ -33,16 +32,16 @@ def write_constants(fitted: Fitted, errors: Floats, path: Path) -> None:
 
 
 def _entries(fitted: Fitted, parameter: Parameter, errors: Floats) -> list[dict[str, object]]:
-    """Entries of one constant: for engines on generations that have no points too, where the prior is no kernel's."""
+    """Entries of one constant; for engines on generations without points too, where the parameter says so."""
     cells = [p.cell for p in fitted.points]
     columns = [k for k, t in enumerate(fitted.terms) if t.parameter is parameter]
     uses = np.any(fitted.problem.slopes[:, :, columns] != 0.0, axis=(1, 2)) & fitted.steady
     by_cell = shifts_of(fitted.terms, fitted.values, cells)
     out: list[dict[str, object]] = []
-    for engine in sorted({c[0] for c in cells}):
+    for engine in sorted({c[0] for c in cells if not parameter.only or c[0] in parameter.only}):
         here = np.array([c[0] == engine for c in cells]) & uses
         terms = [(t, v) for t, v in zip(fitted.terms, fitted.values, strict=True) if t.parameter is parameter]
-        if "." not in parameter.name or parameter.name.startswith(("scale.", "collective.", "elementwise.")):
+        if parameter.elsewhere:
             shift = sum(v for t, v in terms if t.where in ((), (engine,)))
             out += _entry(fitted, parameter, errors, (engine, "", ""), float(shift), np.flatnonzero(here))
         for cell in sorted({c for c in cells if c[0] == engine}):
