@@ -41,6 +41,7 @@ class ServerFacts:
 
     engine            "vllm", "sglang", "llama.cpp", "tgi", "trtllm", or "" where nothing tells
     max_model_len     longest request, where the server says
+    vocabulary_size   tokens that the model knows, likewise (llama.cpp)
     dropped           optional parts of a request that it refuses
     counts_tokens     whether streams end with usage
     """
@@ -49,6 +50,7 @@ class ServerFacts:
     engine: str = ""
     version: str = ""
     max_model_len: int | None = None
+    vocabulary_size: int | None = None
     model_root: str = ""
     dropped: tuple[str, ...] = ()
     counts_tokens: bool = True
@@ -209,11 +211,17 @@ def identify(endpoint: Endpoint) -> ServerFacts:
     found = found or {}
     owner = str(found.get("owned_by", "")).lower()
     engine = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}.get(owner, "")
-    length = found.get("max_model_len")
+    meta = found.get("meta")  # of llama.cpp: n_ctx is one slot's
+    meta = meta if isinstance(meta, dict) else {}
     return ServerFacts(
         model=wanted, engine=engine, version=str(version.get("version", "")) if isinstance(version, dict) else "",
-        max_model_len=length if isinstance(length, int) and length > 0 else None, model_root=str(found.get("root", "")),
+        max_model_len=_positive(found.get("max_model_len")) or _positive(meta.get("n_ctx")),
+        vocabulary_size=_positive(meta.get("n_vocab")), model_root=str(found.get("root", "")),
     )  # fmt: skip
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def probe(
@@ -278,8 +286,9 @@ def _by_words(tester: _Probe, options: BodyOptions, rounds: int) -> tuple[tuple[
 
 
 def vocabulary_of(facts: ServerFacts, text: TextSource) -> Vocabulary:
-    """Ids that the model surely has: of the tokenizer, the model's folder, or the catalog; else the smallest usual."""
-    size: int | None = None
+    """Ids that the model surely has: of the server, the tokenizer, the model's folder, or the catalog; else the smallest
+    usual."""
+    size = facts.vocabulary_size
     if text.tokenizer_file is not None:
         size = LocalTokenizer(text.tokenizer_file).vocabulary_size
     if size is None and facts.model_root:
