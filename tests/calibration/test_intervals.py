@@ -181,3 +181,16 @@ def test_a_run_and_a_plan_carry_ranges() -> None:
 
 def _fields(one: Residual) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__dataclass_fields__}
+
+
+def test_the_shipped_ranges_held_their_share_of_rows_that_were_left_out() -> None:
+    """The bar: 75-85 % of held-out rows, overall and by engine. Figures are those of benchmarks/residuals.py."""
+    import tomllib
+    from importlib.resources import files
+
+    raw = tomllib.loads((files("bstar.calibration") / "data" / "residuals.toml").read_text(encoding="utf-8"))
+    wide = {key: value["share"] for key, value in raw["coverage"].items() if value["rows"] >= 200}
+    assert len(wide) > 30
+    assert all(0.75 <= share <= 0.85 for share in wide.values()), wide
+    assert {("vllm", "b200-sxm-180gb", "minimax-m2.5"), ("trtllm", "h100-sxm-80gb", "qwen3-32b")} <= {
+        tuple(one) for one in raw["combinations"]}
