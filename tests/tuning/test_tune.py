@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from bstar.errors import ConfigError, InfeasibleError, SpecError
 from bstar.interfaces.cli.main import cli
 from bstar.tuning.advice import onset, read_sweep
 from bstar.tuning.decode_fit import fit_decode
-from bstar.tuning.points import TunePoint
+from bstar.tuning.points import TunePoint, decode_steps
 from bstar.tuning.serve import command_for, default_command, served, url_of
 from bstar.tuning.state import open_state
 from bstar.tuning.tune import parse_values
@@ -199,3 +201,32 @@ def test_budgets_are_compared_by_what_they_give(tmp_path: Path) -> None:
     points = [*affine(DOUBLINGS, 0.02, 0.001, budget=512), *affine(DOUBLINGS, 0.01, 0.0005, budget=2048)]
     assert _best_reading(points, None).points[0].budget == 2048
     assert json.dumps(_best_reading(points, None).to_dict(), default=str)
+
+
+def test_decode_steps_are_seen_although_others_queue_for_a_seat() -> None:
+    """Two seats, six requests sent at once, answers of 21 tokens 10 ms apart: who queues is not being prefilled."""
+    first = np.repeat([0.01, 0.22, 0.43], 2)
+    chunks = first[:, None] + 0.01 * np.arange(21.0)
+    table: Any = SimpleNamespace(
+        succeeded=np.ones(6, bool), sent_s=np.zeros(6), first_token_s=first, last_token_s=chunks[:, -1],
+        chunks_of=lambda i: (chunks[i], np.ones(21, np.int64)),
+    )  # fmt: skip
+    assert [(b, n) for b, _, n in decode_steps(table)] == [(2.0, 40)]  # only the last two ran with nobody waiting
+    (batch, gap, seen), = decode_steps(table, seats=2)
+    assert (batch, gap) == (2.0, pytest.approx(0.01))
+    # All gaps but those that end while the next two are let in.
+    assert seen >= 116
+
+
+def test_points_with_preemptions_are_not_fitted() -> None:
+    rows = tuple((float(v), 0.01 + 0.0001 * v, 100) for v in DOUBLINGS)
+    made = TunePoint(value=1, throughput_per_s=1.0, half_width=None, figures={}, attainment_fraction=1.0,
+                     goodput_per_s=1.0, decode=rows, server={"preemptions": 2.0})
+    assert fit_decode([made]) is None
+    assert fit_decode([replace(made, server={"preemptions": 0.0})]) is not None
+
+
+def test_no_point_is_no_advice() -> None:
+    reading = read_sweep([replace(point(4, 1.0), valid=False)], target_fraction=0.9, decode=None)
+    assert reading.advice is None
+    assert json.dumps(reading.to_dict())

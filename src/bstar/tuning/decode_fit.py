@@ -46,8 +46,12 @@ class DecodeFit:
 
 
 def fit_decode(points: Iterable[TunePoint], *, seed: int = 0) -> DecodeFit | None:
-    """The fit over all points; None where too few batch sizes were seen, or they lie too close together."""
-    rows = np.array([d for p in points if p.valid for d in p.decode], dtype=float).reshape(-1, 3)
+    """The fit over all points; None where too few batch sizes were seen, or they lie too close together.
+
+    Points with preemptions say nothing: nobody outside knows how many ran.
+    """
+    clean = [p for p in points if p.valid and not p.server.get("preemptions", 0.0) > 0]
+    rows = np.array([d for p in clean for d in p.decode], dtype=float).reshape(-1, 3)
     if rows.shape[0] < _FEWEST_BATCHES or rows[:, 0].max() < _LEAST_SPREAD * rows[:, 0].min():
         return None
     batch, gap, weight = rows[:, 0], rows[:, 1], np.minimum(rows[:, 2], _ENOUGH_GAPS)

@@ -76,8 +76,8 @@ class TunePoint:
         )  # fmt: skip
 
 
-def point_of(value: int, run: BenchRun, *, budget: int | None = None) -> TunePoint:
-    """The point of a run."""
+def point_of(value: int, run: BenchRun, *, budget: int | None = None, seats: int | None = None) -> TunePoint:
+    """The point of a run. `seats`: the server's max_num_seqs, where it is known."""
     summary = run.summary
     figures: dict[str, float] = {}
     for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
@@ -89,7 +89,7 @@ def point_of(value: int, run: BenchRun, *, budget: int | None = None) -> TunePoi
     return TunePoint(
         value=value, budget=budget, throughput_per_s=float(rate), half_width=_half_width(run), figures=figures,
         attainment_fraction=summary.slo_attainment_fraction, goodput_per_s=summary.goodput_requests_per_s,
-        server=_server(run), decode=decode_steps(run.table), valid=run.verdict.valid, reasons=run.verdict.reasons,
+        server=_server(run), decode=decode_steps(run.table, seats), valid=run.accepted, reasons=run.verdict.reasons,
     )  # fmt: skip
 
 
@@ -115,10 +115,11 @@ def _server(run: BenchRun) -> dict[str, float]:
     return {name: float(value) for name, value in out.items() if value is not None}
 
 
-def decode_steps(table: RequestTable) -> tuple[tuple[float, float, int], ...]:
+def decode_steps(table: RequestTable, seats: int | None = None) -> tuple[tuple[float, float, int], ...]:
     """(batch, median gap, gaps) of the gaps between tokens in which no request was being prefilled.
 
-    A request counts as prefilling from when it was sent to its first token; gaps are of chunks of one token.
+    A request counts as prefilling from when it was sent, or a seat for it was free if there are only so many `seats`,
+    to its first token; gaps are of chunks of one token.
     """
     good = np.flatnonzero(table.succeeded)
     starts, ends, owners = [], [], []
@@ -138,9 +139,13 @@ def decode_steps(table: RequestTable) -> tuple[tuple[float, float, int], ...]:
     sent = np.sort(table.sent_s[answered])
     first = np.sort(table.first_token_s[answered])
     last = np.sort(table.last_token_s[answered])
-    # Nobody who was sent before the gap's end still waits for a first token at its start.
-    free = np.searchsorted(sent, end, side="left") - np.searchsorted(first, start, side="right") <= 0
-    batch = np.searchsorted(first, start, side="right") - np.searchsorted(last, start, side="right")
+    # Nobody who was sent before the gap's end, and had a seat, still waits for a first token at its start.
+    begun = np.searchsorted(sent, end, side="left")
+    if seats is not None:
+        begun = np.minimum(begun, seats + np.searchsorted(last, end, side="left"))
+    started = np.searchsorted(first, start, side="right")
+    free = (begun - started <= 0) & (end > start)
+    batch = started - np.searchsorted(last, start, side="right")
     return _by_batch(batch[free].astype(float), (end - start)[free])
 
 

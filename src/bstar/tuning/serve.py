@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -99,12 +100,30 @@ def served(words: list[str], url: str, log: Path, *, ready_s: float) -> Iterator
                                        start_new_session=True)
         except OSError as error:
             raise ConfigError(f"--serve: cannot run {words[0]!r}: {error.strerror or error}") from None
+    with _ended_by_sigterm():
+        try:
+            _wait(process, url, log, ready_s)
+            yield
+        finally:
+            _stop(process)
+            _gone(url, process.pid)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that no server is left over."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
     try:
-        _wait(process, url, log, ready_s)
         yield
     finally:
-        _stop(process)
-        _gone(url)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: float) -> None:
@@ -138,21 +157,33 @@ def _said(log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and everything in its group: engines run workers of their own."""
-    for how, seconds in _STOP_S:
+    """End the server and everything in its group: engines run workers of their own. Another Ctrl-C kills at once."""
+    try:
+        for how, seconds in _STOP_S:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, how)
+            try:
+                process.wait(timeout=seconds)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        try:
-            process.wait(timeout=seconds)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-def _gone(url: str, seconds: float = 20.0) -> None:
-    """Until the port is free again."""
+def _gone(url: str, group: int, seconds: float = 20.0) -> None:
+    """Until the port is free again and none of the group lives: a GPU's memory is free only then."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and _answers(url):
+    while time.monotonic() < end and (_answers(url) or _lives(group)):
         time.sleep(0.2)
+
+
+def _lives(group: int) -> bool:
+    """Whether a process of the group is more than a zombie; False where there is no /proc."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, found = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(found) == group and state not in "ZX":
+                return True
+    return False

@@ -136,7 +136,8 @@ def _once(server: Served, probe: Probe, state: TuneState, value: int, budget: in
     values = {"max_num_seqs": value} | ({} if budget is None else {"max_num_batched_tokens": budget})
     words = command_for(server.template, values)
     with served(words, server.url, state.folder / f"{key}.log", ready_s=server.ready_s):
-        return point_of(value, probe.run(server.prepare(), value, state.folder / key), budget=budget)
+        run = probe.run(server.prepare(), value, state.folder / key)
+        return point_of(value, run, budget=budget, seats=value)
 
 
 def _compare(server: Served, probe: Probe, state: TuneState, reading: Reading, report: Report) -> None:

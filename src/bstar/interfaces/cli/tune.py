@@ -59,6 +59,7 @@ _ROUNDS, _FEWEST = 6, 48
     click.option("--ready-timeout", type=SECONDS, default="600s", show_default=True, metavar="T",
                  help="With --serve: until the server answers."),
     click.option("--no-check", is_flag=True, help="With --serve: leave out the recommended value against the default."),
+    click.option("--allow-client-limited", is_flag=True, help="Take points where the client was the limit as well."),
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where it is written (runs/tune-TIME)."),
     slo_options,
     deploy_options,
@@ -71,7 +72,8 @@ def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
 
     mine = {name: options.pop(name) for name in (
         "url", "serve", "values", "budgets", "clients", "served_model", "input_lengths", "output_lengths", "rate",
-        "concurrency", "num_requests", "seed", "ready_timeout", "no_check", "out")}  # fmt: skip
+        "concurrency", "num_requests", "seed", "ready_timeout", "no_check", "allow_client_limited",
+        "out")}  # fmt: skip
     slo = take_slo(options)
     built = _deployment(model_name, options)
     _check(mine)
@@ -150,7 +152,8 @@ def _running(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[R
 
     loads = tuple(map(float, parse_values(mine["clients"], "--clients"))) if mine["clients"] else ()
     plan = SweepPlan(axis="concurrency", loads=loads, search=not loads, relative=0.25)
-    probe = Probe(load=lambda c: _closed(mine, c), options=RunOptions(slo=slo))
+    probe = Probe(load=lambda c: _closed(mine, c),
+                  options=RunOptions(slo=slo, allow_client_limited=mine["allow_client_limited"]))
     reading = tune_running(_prepare(mine, mine["url"]), probe, state, plan, slo=slo, report=_report)
     return reading, {p.value: _closed(mine, p.value) for p in reading.points}
 
@@ -165,7 +168,8 @@ def _serve(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[Rea
     load = _open(mine) if mine["rate"] is not None else _closed(mine, mine["concurrency"] or 2 * max(values))
     url = mine["url"] or url_of(mine["serve"])
     server = Served(template=mine["serve"], url=url, prepare=lambda: _prepare(mine, url), ready_s=mine["ready_timeout"])
-    probe = Probe(load=lambda _: load, options=RunOptions(slo=slo))
+    probe = Probe(load=lambda _: load,
+                  options=RunOptions(slo=slo, allow_client_limited=mine["allow_client_limited"]))
     reading = tune_served(server, probe, state, values, budgets, slo=slo, report=_report, check=not mine["no_check"])
     return reading, {p.value: load for p in reading.points}
 
@@ -228,6 +232,8 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
     if state.compared:
         parts.append(_compared(state))
     parts += [output.line(f"{key} did not start: {why}", style="yellow") for key, why in state.failed.items()]
+    parts += [output.line(f"{what} {p.value:,} is left out, no result of the server: {'; '.join(p.reasons)}",
+                          style="yellow") for p in state.points if not p.valid]
     parts.append(output.line(f"written to {state.folder}", style="dim"))
     return parts
 
