@@ -32,8 +32,9 @@ from bstar.specs.deployment import Deployment
 # The chance that a token drafted by a checkpoint's prediction layer is taken: from runs of the same layout with and
 # without drafting (DeepSeek's own report has 0.85–0.9 for the first).
 ACCEPTANCE: Final = Acceptance(probability=0.8, decay=0.7)
-# Handing a cache over, beside its bytes: metadata and a round trip of the transfer engine (assumed).
-HANDOVER_S: Final = 5e-3
+# The second hop of a request, beside the bytes of its cache: Dynamo's request plane and the transfer's handshake (from
+# the first tokens of lightly loaded measured runs: 20-45 ms).
+HANDOVER_S: Final = 30e-3
 # The engine inside a Dynamo release before the one given (Dynamo's support matrix).
 _DYNAMO: Final = {
     "trtllm": (((0, 6), "1.1.0rc5"), ((0, 8), "1.2.0rc2"), ((1, 0), "1.2.0rc6")),
@@ -48,8 +49,8 @@ _EXCHANGE_S: Final = (
     ("sglang", "fp8", (0, 5, 5), 70e-6), ("sglang", "fp8", (0, 5, 8), 40e-6),
 )  # fmt: skip
 # Kernels of experts that SGLang's configurations name, over those of the step model: (compute, bytes).
-_GROUPED_FP8: Final = 2.0, 1.25
-_WHOLE_FP8: Final = 0.45, 1.0
+_GROUPED_FP8: Final = 1.7, 1.25
+_WHOLE_FP8: Final = 0.38, 1.0
 _CUT_FP8: Final = 0.8, 1.0
 _GATHERED_FP4: Final = 0.3, 1.0
 _FUSED_FP4: Final = 0.6, 1.0
