@@ -187,7 +187,15 @@ def test_prefix_hits_are_read(server: tuple[str, list[str]]) -> None:
     assert ServerCounters(MetricsSource(url="http://127.0.0.1:9")).read() is None
 
 
+def test_a_server_without_metrics_is_one_line(server: tuple[str, list[str]]) -> None:
+    url, texts = server
+    texts[:] = ["<html>"]
+    with pytest.raises(ConfigError, match=r"metrics: /metrics and .*; give the URL") as error:
+        MetricsSource(url=url).read()
+    assert "\n" not in str(error.value)
+
+
 def test_no_metrics_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"metrics: /metrics: .*; give the URL") as error:
+    with pytest.raises(ConfigError, match=r"metrics: nothing answers at .*is the server up") as error:
         MetricsSource(url="http://127.0.0.1:9").read()
     assert "\n" not in str(error.value)

@@ -171,7 +171,8 @@ def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
             value = (summary.get(metric) or {}).get(part)
             if isinstance(value, int | float) and not math.isnan(value):
                 out[f"{metric}.{part}"] = float(value)
-    for name in RATES:
+    limited = summary.get("meets_slo") is not None  # without limits every finished request counts as good
+    for name in RATES if limited else RATES[:2]:
         value = summary.get(name)
         if isinstance(value, int | float):
             out[name] = float(value)

@@ -40,7 +40,7 @@ class MetricsSource:
 
     def read(self) -> Snapshot:
         """A snapshot. Raises ConfigError where nothing readable is there."""
-        failures: list[str] = []
+        failures: dict[str, str] = {}
         for url in [self._found] if self._found else self._candidates():
             try:
                 started = now()
@@ -48,12 +48,16 @@ class MetricsSource:
                 # The moment in the middle: counters were read by the server somewhere between.
                 snapshot = read_snapshot(text, (started + now()) / 2.0)
             except (OSError, http.client.HTTPException, BstarError) as error:
-                failures.append(f"{urlsplit(url).path}: {_reason(error)}")
+                failures[urlsplit(url).path] = _reason(error)
+                if isinstance(error, OSError) and not isinstance(error, urllib.error.HTTPError):
+                    raise ConfigError(f"metrics: nothing answers at {url} ({_reason(error)}); is the server up?") \
+                        from None
                 continue
             self._found = url
             return snapshot
+        said = "; ".join(dict.fromkeys(failures.values()))
         raise ConfigError(
-            f"metrics: {'; '.join(failures)}; give the URL of the metrics, and start the server with them "
+            f"metrics: {' and '.join(failures)}: {said}; give the URL of the metrics, and start the server with them "
             "(SGLang --enable-metrics, llama.cpp --metrics)"
         )
 
