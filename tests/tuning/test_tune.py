@@ -230,3 +230,15 @@ def test_no_point_is_no_advice() -> None:
     reading = read_sweep([replace(point(4, 1.0), valid=False)], target_fraction=0.9, decode=None)
     assert reading.advice is None
     assert json.dumps(reading.to_dict())
+
+
+def test_a_machine_that_changed_is_said() -> None:
+    """Measured again, the recommended value gives what the sweep shows within its interval, or it is told."""
+    from bstar.interfaces.cli.tune import drift
+
+    reading = read_sweep(affine(DOUBLINGS, 0.01, 0.001), target_fraction=None, decode=None)
+    there = 96 / (0.01 + 0.001 * 96)
+    assert drift(reading, point(96, 1.005 * there)) is None
+    assert drift(reading, point(96, 0.5 * there)) == pytest.approx(0.5, rel=0.02)
+    assert drift(reading, point(4096, 1.0)) is None
+    assert drift(reading, None) is None

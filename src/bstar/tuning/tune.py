@@ -3,10 +3,13 @@ server once for each max_num_seqs. What was measured is on disk after every poin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bstar.errors import BstarError, InfeasibleError, SpecError
 from bstar.measure.result import BenchRun
@@ -187,6 +190,16 @@ def parse_values(text: str, option: str = "--values") -> tuple[int, ...]:
 
 def _target(slo: Slo | None) -> float | None:
     return None if slo is None or slo.is_empty else slo.attainment_fraction
+
+
+def throughput_at(points: Sequence[TunePoint], value: int) -> tuple[float, float] | None:
+    """Throughput that the measured values show for one between them (straight on a log scale), and its half width."""
+    known = sorted((p for p in points if p.valid and p.half_width is not None), key=lambda p: p.value)
+    if not known or not known[0].value <= value <= known[-1].value:
+        return None
+    at = [math.log(p.value) for p in known]
+    rate = float(np.interp(math.log(value), at, [p.throughput_per_s for p in known]))
+    return rate, float(np.interp(math.log(value), at, [p.half_width or 0.0 for p in known]))
 
 
 def _nearest(points: Sequence[TunePoint], value: int) -> TunePoint:

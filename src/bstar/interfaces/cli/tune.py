@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bstar.specs.slo import Slo
     from bstar.traffic.load import Traffic
     from bstar.tuning.advice import Reading
+    from bstar.tuning.points import TunePoint
     from bstar.tuning.predicted import Predicted
     from bstar.tuning.state import TuneState
 
@@ -210,6 +211,21 @@ def _predicted(built: Deployment, reading: Reading, loads: dict[int, Traffic], s
 # printing --------------------------------------------------------------------------------------------------
 
 
+def drift(reading: Reading, again: TunePoint | None) -> float | None:
+    """Throughput of the recommended value measured again over that of the sweep, where they differ by more than their
+    95 % intervals allow; else None."""
+    from math import hypot
+
+    from bstar.tuning.tune import throughput_at
+
+    found = None if again is None else throughput_at(reading.points, again.value)
+    if again is None or found is None or again.half_width is None:
+        return None
+    rate, width = found
+    apart = abs(again.throughput_per_s - rate) > hypot(width, again.half_width)
+    return again.throughput_per_s / rate if apart else None
+
+
 def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what: str) -> list[Any]:
     heads = [what, "tok/s", "± 95 %", "per token", "TTFT p99", "TPOT mean", "waiting", "preempted", "KV"]
     heads += ["predicted tok/s"] if predicted is not None else []
@@ -224,13 +240,17 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
             row.append(_number(predicted.throughput_per_s.get(p.value)))
         rows.append(tuple(row))
     parts: list[Any] = [output.table(tuple(heads), rows), output.line("")]
-    parts.append(output.facts(_facts(reading, predicted)))
+    parts.append(output.facts(_facts(reading, predicted, what)))
     advice = reading.advice
     if advice is not None:
         parts += [output.line(""), output.heading(f"{what} {advice.value:,}", f"{advice.reason} ({advice.sure}: "
                                                   f"between {advice.low:g} and {advice.high:g})")]
     if state.compared:
         parts.append(_compared(state))
+        moved = drift(reading, state.compared.get("recommended"))
+        if moved is not None:
+            parts.append(output.line(f"note: measured again, the recommended value gives {moved - 1.0:+.0%} of "
+                                     "throughput: the machine was not the same all the time", style="yellow"))
     parts += [output.line(f"{key} did not start: {why}", style="yellow") for key, why in state.failed.items()]
     parts += [output.line(f"{what} {p.value:,} is left out, no result of the server: {'; '.join(p.reasons)}",
                           style="yellow") for p in state.points if not p.valid]
@@ -238,7 +258,7 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
     return parts
 
 
-def _facts(reading: Reading, predicted: Predicted | None) -> list[tuple[str, ...]]:
+def _facts(reading: Reading, predicted: Predicted | None, what: str) -> list[tuple[str, ...]]:
     facts: list[tuple[str, ...]] = []
     if reading.knee.load is not None:
         interval = reading.knee_90
@@ -250,7 +270,8 @@ def _facts(reading: Reading, predicted: Predicted | None) -> list[tuple[str, ...
                       f"step(B) = {format_seconds(fit.a_s)} + B · {format_seconds(fit.b_s)}; 90 %: {fit.low:.3g} to "
                       f"{fit.high:.3g}; another number than the knee"))
     for label, mark in (("waiting from", reading.waiting), ("preemption from", reading.preemption)):
-        if mark.load is not None:
+        # Where max_num_seqs is swept under one load, that requests wait for a seat is meant.
+        if mark.load is not None and not (mark is reading.waiting and what == "max_num_seqs"):
             facts.append((label, f"{mark.load:g}", "" if mark.low is None else f"not yet at {mark.low:g}"))
     if reading.slo.load is not None:
         facts.append(("SLO met up to", f"{reading.slo.load:g}", ""))
