@@ -195,6 +195,15 @@ def test_bad_options_are_one_line(arguments: list[str], said: str, tmp_path: Pat
     assert not (tmp_path / "t").exists()
 
 
+def test_what_never_began_leaves_nothing(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(cli, ["tune", "--url", url, "--input", "8", "--output", "8", "--out",
+                                      str(tmp_path / "t")])  # fmt: skip
+    assert result.exit_code == 2
+    assert "nothing answers" in result.stderr
+    assert not (tmp_path / "t").exists()
+
+
 def test_budgets_are_compared_by_what_they_give(tmp_path: Path) -> None:
     from bstar.tuning.tune import _best_reading
 

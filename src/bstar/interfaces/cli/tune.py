@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bstar.errors import SpecError
+from bstar.errors import BstarError, SpecError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.deploy import deploy_options, note_deployment, take_deployment
 from bstar.interfaces.cli.load import slo_options, take_slo
@@ -79,7 +79,11 @@ def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
     built = _deployment(model_name, options)
     _check(mine)
     state = open_state(_folder(mine["out"]), _settings(mine, slo))
-    reading, loads = (_serve if mine["serve"] else _running)(mine, slo, state)
+    try:
+        reading, loads = (_serve if mine["serve"] else _running)(mine, slo, state)
+    except BaseException:
+        _drop_empty(state.folder)
+        raise
     predicted = None if built is None else _predicted(built, reading, loads, slo, swept=bool(mine["serve"]))
     sheet = summary_of(reading, state, predicted)
     state.save({"result": sheet})
@@ -120,6 +124,16 @@ def _folder(out: Path | None) -> Path:
     return Path("runs") / run_name().replace("bench-", "tune-")
 
 
+def _drop_empty(folder: Path) -> None:
+    """What never began leaves nothing."""
+    from contextlib import suppress
+
+    with suppress(OSError):
+        folder.rmdir()
+        if folder.parent == Path("runs"):
+            folder.parent.rmdir()
+
+
 def _settings(mine: dict[str, Any], slo: Slo | None) -> dict[str, Any]:
     """What makes points comparable."""
     names = ("url", "serve", "served_model", "input_lengths", "output_lengths", "rate", "concurrency", "num_requests",
@@ -139,7 +153,10 @@ def _prepare(mine: dict[str, Any], url: str) -> Prepared:
     from bstar.measure.endpoint import parse_endpoint
     from bstar.measure.run import prepare
 
-    return prepare(parse_endpoint(url, model=mine["served_model"] or ""))
+    try:
+        return prepare(parse_endpoint(url, model=mine["served_model"] or ""))
+    except BstarError as error:  # which knows the option by its name in `bstar bench`
+        raise type(error)(str(error).replace("--model", "--served-model")) from None
 
 
 def _report(text: str) -> None:
