@@ -137,6 +137,9 @@ def test_rows_and_files_of_measured_points(tmp_path: Path) -> None:
     table = tmp_path / "points.csv"
     table.write_text(header + rows + "c,vllm,0.19.0,llama-3.1-8b,h100,512,64,4,,\n")  # a row without figures
     assert calibrate(DEPLOYMENT, table) == from_points
+    table.write_text(header + rows + "d,vllm,0.19.0,llama-3.1-70b,h100,512,64,4,60,8\n")
+    with pytest.raises(SpecError, match=r"point d: its row is of llama-3\.1-70b"):
+        calibrate(DEPLOYMENT, table)
     listed = tmp_path / "points.json"
     listed.write_text(json.dumps({"points": [measured(DEPLOYMENT, 2), measured(DEPLOYMENT, 16)]}))
     assert [o.id for o in observations(listed)] == ["c2", "c16"]
@@ -258,5 +261,6 @@ def test_a_peak_that_is_a_guess_is_calibrated_too() -> None:
     found = off(mine, measured(fast, 4))
     assert abs(found["tpot_s"]) < 0.05
     assert abs(found["ttft_s"]) < 0.15
-    assert calibrate(mine, points).constants == profile.constants  # from the guess again
+    again = calibrate(mine, points)  # from the guess, not from what it carries
+    assert {c.name: c.value for c in again.constants} == pytest.approx({c.name: c.value for c in profile.constants})
     assert all(k.name != "device.peak" for k in knobs_for(DEPLOYMENT))

@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bstar.calibration.observations import Observation, observations, predicted, spread_of
+from bstar.calibration.points import deployment_of
 from bstar.calibration.priors import Knob, knobs_for
 from bstar.calibration.profile import PEAK, Profile, ProfileConstant, ProfilePoint, Scope, carrying
-from bstar.errors import SpecError
+from bstar.errors import BstarError, SpecError
 from bstar.specs.calibration import Calibration
 from bstar.specs.deployment import Deployment
 
@@ -53,7 +54,23 @@ def calibrate(deployment: Deployment, points: Any, *, name: str = "calibrated") 
     InfeasibleError where the deployment does not start.
     """
     found = observations(points)
+    for one in found:
+        _check_row(deployment, one)
     return calibrated_on([(deployment, one) for one in found], name=name)
+
+
+def _check_row(deployment: Deployment, one: Observation) -> None:
+    """Raises SpecError where the observation's row names another model, GPU or engine than the deployment's."""
+    if one.point is None:
+        return
+    try:
+        named = Scope.of(deployment_of(one.point)).binding
+    except BstarError:  # a name of the user's own: taken on trust
+        return
+    here = Scope.of(deployment).binding
+    if named != here:
+        raise SpecError(f"point {one.id}: its row is of {' '.join(named)}, the deployment is {' '.join(here)}; leave "
+                        "the row out, or calibrate each on its own")
 
 
 def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile:
