@@ -207,6 +207,13 @@ def test_a_key_shows_in_no_traceback(monkeypatch):
     (("--url", "http://x", *LOAD, "--no-out", "--out", "x"), "--no-out"),
     (("--url", "http://x", *LOAD, "--timeout", "0s"), "timeout"),
     (("--url", "http://x", *LOAD, "--until", "magic=2%"), "--until"),
+    (("--url", "http://x", *LOAD, "--api-key-env", "NOT_SET_ANYWHERE"), "--api-key-env"),
+    (("--url", "http://x", *LOAD, "--workers", "100000"), "--workers"),
+    (("--url", "http://x", *LOAD, "--max-error-fraction", "7"), "--max-error-fraction"),
+    (("--url", "http://x", *LOAD, "--out", "/dev/null/nowhere/run"), "--out"),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--concurrency", "20000000"), "--concurrency"),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--rate", "1", "--num-requests", "9" * 20), "--num-req"),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--rate", "5", "--duration", "1e12s"), "--duration"),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said, tmp_path, monkeypatch):
     from click.testing import CliRunner

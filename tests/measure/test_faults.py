@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fake_server import Answer, FakeServer, choice, delta, good, usage
 
+from bstar.errors import ConfigError
 from bstar.measure import BodyOptions, RunOptions, ServerError, Timeouts, bench, parse_endpoint, prepare, read_run
 from bstar.measure.connection import Pool
 from bstar.measure.folder import RunFolder, recover
@@ -376,14 +377,17 @@ def test_a_full_disk_ends_no_run_and_loses_nothing_but_the_files(tmp_path, monke
     assert not list((tmp_path / "run.partial").glob(".*.tmp"))
 
 
-def test_a_full_disk_from_the_start(tmp_path, monkeypatch):
+def test_a_full_disk_from_the_start_costs_no_load(tmp_path, monkeypatch):
     def full(self, *_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    run = measured(good, out=tmp_path / "run")
-    assert run.exit_code == 2
-    assert run.summary.num_finished == 12
+    with FakeServer(good) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake"), check=False)
+        with pytest.raises(ConfigError, match="No space left"):
+            bench(ready, poisson(200, 8, 4, 12), RunOptions(workers=0), out=tmp_path / "run")
+        assert not server.bodies
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_journal_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path, monkeypatch):

@@ -59,7 +59,9 @@ def model_folder(python: Path, folder: Path, **changes: int) -> Path:
     return folder
 
 
-def seen_under(url: str, load: Traffic | None, deployment: Deployment | None = None, **settings: object) -> Diagnosis:
+def seen_under(
+    url: str, load: Traffic | None, deployment: Deployment | None = None, *, seen_s: float = SEEN_S, **settings: object
+) -> Diagnosis:
     """The diagnosis of a window in the middle of a load (None: no load)."""
     stopped = threading.Event()
 
@@ -74,7 +76,7 @@ def seen_under(url: str, load: Traffic | None, deployment: Deployment | None = N
         thread.start()
         time.sleep(SETTLED_S)
     try:
-        snapshots = watch(MetricsSource(url=url), window_s=SEEN_S, interval_s=0.25)
+        snapshots = watch(MetricsSource(url=url), window_s=seen_s, interval_s=0.25)
     finally:
         stopped.set()
     if load is not None:
@@ -167,5 +169,5 @@ def test_one_request_reads_all_weights(heavy):
 
 def test_a_large_batch_computes(heavy):
     url, deployment = heavy
-    found = seen_under(url, closed_loop(64, 16, 32, 128), deployment)
+    found = seen_under(url, closed_loop(32, 16, 32, 64), deployment, seen_s=15.0)
     assert found.finding.wall == "compute_bound", found.to_dict()

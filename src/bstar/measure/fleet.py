@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -165,8 +166,22 @@ def run_jobs(
         _gather(workers, inbox, report, on_rows, on_progress, Progress(total=total))
         return report
     finally:
-        for worker in workers:
-            worker.kill()
+        with uninterrupted():
+            for worker in workers:
+                worker.kill()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A further Ctrl-C does not lose what the first one kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _gather(

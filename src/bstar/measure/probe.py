@@ -82,8 +82,8 @@ def addresses_of(endpoint: Endpoint) -> tuple[tuple[str, int], ...]:
     return tuple(good)
 
 
-def get_json(endpoint: Endpoint, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 10.0) -> Any:
-    """The JSON of a GET (or POST) beside the load; None where there is none. Raises OSError or HTTPException."""
+def get_json(endpoint: Endpoint, path: str, *, timeout_s: float = 10.0) -> tuple[int, Any]:
+    """(status, JSON) of a GET beside the load; None where it is no JSON. Raises OSError or HTTPException."""
     secret = endpoint.key.read()
     context = endpoint.ssl_context()
     if context is None:
@@ -94,20 +94,15 @@ def get_json(endpoint: Endpoint, path: str, body: dict[str, Any] | None = None, 
     if secret is not None:
         headers["Authorization"] = f"Bearer {secret.reveal()}"
     try:
-        if body is None:
-            link.request("GET", endpoint.base + path, headers=headers)
-        else:
-            link.request("POST", endpoint.base + path, json.dumps(body), headers | {"Content-Type": "application/json"})
+        link.request("GET", endpoint.base + path, headers=headers)
         answer = link.getresponse()
         data = answer.read(4_000_000)
     finally:
         link.close()
-    if answer.status != 200:
-        return None
     try:
-        return json.loads(data)
+        return answer.status, json.loads(data) if answer.status == 200 else None
     except ValueError:
-        return None
+        return answer.status, None
 
 
 def ask_once(
@@ -191,11 +186,16 @@ class _Probe:
 def identify(endpoint: Endpoint) -> ServerFacts:
     """Model, engine and limits, as far as GET requests tell. Raises ServerError where the model is not served."""
     try:
-        models = get_json(endpoint, "/v1/models")
-        version = get_json(endpoint, "/version")
+        status, models = get_json(endpoint, "/v1/models")
+        version = get_json(endpoint, "/version")[1]
     except (OSError, http.client.HTTPException) as error:
         kind, text = of_exception(error)
         raise ServerError(f"server: {endpoint.url} {meaning(kind)} ({text})") from None
+    if status in (401, 403):
+        raise ServerError(f"server: {endpoint.url} answers with status {status}: the API key is missing or wrong; put "
+                          "it into the environment (OPENAI_API_KEY, or --api-key-env NAME)")
+    if 300 <= status < 400:
+        raise ServerError(f"server: {endpoint.url} redirects (status {status}); give the address that it leads to")
     listed = models.get("data") if isinstance(models, dict) else None
     entries = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
     wanted = endpoint.model
@@ -205,7 +205,8 @@ def identify(endpoint: Endpoint) -> ServerFacts:
         raise ServerError(f"--model: the server does not serve {wanted!r}; it serves {names}")
     if not wanted:
         if not entries or not entries[0].get("id"):
-            raise SpecError("--model: the server does not say what it serves; give --model NAME")
+            said = f"answers with status {status}" if status != 200 else "lists no model"
+            raise SpecError(f"--model: {endpoint.url}/v1/models {said}; check --url, or give --model NAME")
         found = entries[0]
         wanted = str(found["id"])
     found = found or {}
@@ -286,8 +287,8 @@ def _by_words(tester: _Probe, options: BodyOptions, rounds: int) -> tuple[tuple[
 
 
 def vocabulary_of(facts: ServerFacts, text: TextSource) -> Vocabulary:
-    """Ids that the model surely has: of the server, the tokenizer, the model's folder, or the catalog; else the smallest
-    usual."""
+    """Ids that the model surely has, by the server, the tokenizer, the model's folder or the catalog; else the fewest
+    that are usual."""
     size = facts.vocabulary_size
     if text.tokenizer_file is not None:
         size = LocalTokenizer(text.tokenizer_file).vocabulary_size

@@ -12,11 +12,8 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +21,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bstar.errors import SpecError
+from bstar.errors import ConfigError, SpecError
 from bstar.measure.clock import ClockOffset
 from bstar.measure.contents import Given, expected_cached_fraction
 from bstar.measure.endpoint import Endpoint
-from bstar.measure.fleet import FleetReport, ProcessWorker, Progress, Worker, run_here, run_jobs
+from bstar.measure.fleet import FleetReport, ProcessWorker, Progress, Worker, run_here, run_jobs, uninterrupted
 from bstar.measure.folder import RunFolder
 from bstar.measure.health import Health, judge
 from bstar.measure.job import Job, TextSource, split
@@ -123,12 +120,12 @@ def bench(
     try:
         report = _send(session.job, options, session.take, session.start)
     except BaseException:
+        session.stop()
         session.abandon()
         raise
-    finally:
+    with uninterrupted():
         session.stop()
-    after = options.counters.read() if options.counters is not None else None
-    with _uninterrupted():
+        after = options.counters.read() if options.counters is not None else None
         return session.result(report, hit_fraction(before, after))
 
 
@@ -155,10 +152,12 @@ class _Session:
 
     def start(self, origin_s: float, offsets: list[ClockOffset]) -> None:
         """Just before time 0 of the load."""
-        self.started = True
         self.offsets = offsets
         if self.folder is not None:
             self.folder.begin(self.config, self.environment, self.traffic, origin_s)
+            if self.folder.error:  # a load is not spent on what cannot be written
+                raise ConfigError(f"--out: {self.folder.final} cannot be written ({self.folder.error})")
+        self.started = True
         for observer in self.options.observers:
             observer.start(origin_s)
 
@@ -245,19 +244,6 @@ def _cached(table: RequestTable, by_counters: float | None) -> float | None:
     told = table.succeeded & (table.cached_tokens >= 0)
     looked = float(table.input_tokens[told].sum())
     return float(table.cached_tokens[told].sum()) / looked if looked else None
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not lose what the first one kept."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _counter(text: TextSource) -> Callable[[str], int]:

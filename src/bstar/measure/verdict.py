@@ -38,6 +38,8 @@ def judge_run(run: BenchRun) -> Verdict:
     counted = int(np.count_nonzero(table.error != "interrupted"))
     if len(table) == 0:
         reasons.append("no request was sent")
+    elif len(run.measured) == 0:
+        reasons.append("no request is inside the window: warm-up and cool-down leave none")
     elif not table.succeeded.any():
         reasons.append("no request got a whole answer")
     elif failed > run.max_error_fraction * counted:

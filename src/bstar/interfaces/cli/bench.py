@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -64,10 +65,13 @@ def bench(as_json: bool, **options: Any) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped container keeps its run too
     endpoint, body, text = take_endpoint(options), take_body(options), take_text(options)
     slo, window = take_slo(options), Window(warmup_s=options.pop("warmup"), cooldown_s=options.pop("cooldown"))
+    allowed = options.pop("max_error_fraction")
+    if not 0 <= allowed <= 1:
+        raise SpecError(f"--max-error-fraction: is a share of the requests, between 0 and 1, is {allowed:g}")
     how = RunOptions(
         slo=slo, window=window, workers=take_workers(options), max_in_flight=options.pop("max_in_flight"),
         stop_after_s=options.pop("stop_after"), content_salt=options.pop("content_salt"),
-        max_error_fraction=options.pop("max_error_fraction"),
+        max_error_fraction=allowed,
         allow_client_limited=options.pop("allow_client_limited"),
     )  # fmt: skip
     watching = {key: options.pop(key) for key in ("metrics", "telemetry", "scrape_interval")}
@@ -140,6 +144,9 @@ def _run(server: Prepared, loads: LoadMaker, how: RunOptions, again: tuple[int, 
             output.print_json(run.to_dict() | {"folder": _place(run, out)})
         else:
             show_run(server, run, _place(run, out))
+        if run.write_error:
+            click.echo(f"error: the run could not be written whole ({run.write_error}); what was measured is above",
+                       err=True)
         return run.exit_code
 
     def once(number: int) -> BenchRun:
@@ -192,11 +199,9 @@ def _writable(out: Path | None) -> Path | None:
         return None
     if out.exists():
         raise SpecError(f"--out: {out} exists and is no folder; choose another name")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out: {out.parent} cannot be made ({error.strerror}); choose another place, or --no-out"
-                          ) from None
+    above = next((p for p in out.absolute().parents if p.exists()), Path("/"))
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ConfigError(f"--out: {above} is no folder that can be written to; choose another place, or --no-out")
     return out
 
 

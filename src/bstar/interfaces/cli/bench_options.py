@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # Seconds of load where nothing says how long, and how many requests that may be.
 _USUAL_S, _FEWEST, _MOST = 60.0, 20, 2000
+_MOST_WORKERS = 256
+# A load generator keeps what it sends in memory, and no server that is measured takes more.
+_MOST_REQUESTS, _MOST_CLIENTS = 10_000_000, 1_000_000
 
 section("Server", "url", "model", "api", "api_key_env", "headers", "insecure", "ca_file", "request_timeout",
         "stall_timeout")
@@ -95,12 +99,14 @@ def take_endpoint(options: dict[str, Any]) -> Endpoint:
     """The server of the options (removed from `options`)."""
     from bstar.measure.endpoint import Timeouts, parse_endpoint
 
-    url, api = options.pop("url"), options.pop("api")
+    url, api, variable = options.pop("url"), options.pop("api"), options.pop("api_key_env")
+    if variable is not None and not os.environ.get(variable):
+        raise SpecError(f"--api-key-env: {variable} is not set in the environment")
     if api is None:
         api = "chat" if url.rstrip("/").endswith("/chat/completions") else "completions"
     return parse_endpoint(
         url, model=options.pop("model") or "", api=api, headers=tuple(options.pop("headers")),
-        key_variable=options.pop("api_key_env"), verify=not options.pop("insecure"), ca_file=options.pop("ca_file"),
+        key_variable=variable, verify=not options.pop("insecure"), ca_file=options.pop("ca_file"),
         timeouts=Timeouts(stall_s=options.pop("stall_timeout"), request_s=options.pop("request_timeout")),
     )  # fmt: skip
 
@@ -137,6 +143,8 @@ def take_workers(options: dict[str, Any]) -> Any:
         return "ray"
     if not text.isdecimal():
         raise SpecError(f"--workers: must be a number of processes or ray, is {text!r}")
+    if int(text) > _MOST_WORKERS:
+        raise SpecError(f"--workers: at most {_MOST_WORKERS} processes, are {text}; --workers ray takes more machines")
     return int(text)
 
 
@@ -169,13 +177,17 @@ class LoadMaker:
                 if options.get(axis) is not None:
                     raise SpecError(f"--sweep: sets the load; leave --{axis.replace('_', '-')} out")
             options[sweeping] = 1
+        _check_size(options)
         rate = options.get("rate")
         count = len(dataset.prompts) if dataset is not None else usual_count(rate)
         self._counted = options.get("num_requests") is not None or options.get("duration") is not None
         think = options.pop("think", None) if self.turns is not None else options.get("think")
         if dataset is not None and options.get("concurrency") is not None and options.get("num_requests") is None:
             options["num_requests"] = count
-        _, self.given = take_traffic(options, default_requests=count) if self.turns is None else (None, _keys(options))
+        try:
+            self.given = take_traffic(options, default_requests=count)[1] if self.turns is None else _keys(options)
+        except MemoryError:
+            raise SpecError("load: is larger than this machine's memory; ask for fewer requests or clients") from None
         self.given["think"] = think
 
     def at(self, *, seed: int = 0, axis: str | None = None, load: float | None = None) -> Traffic:
@@ -188,7 +200,10 @@ class LoadMaker:
             if not self._counted and self.dataset is None:
                 given["num_requests"] = usual_count(load)
         seed += int(given["seed"] or 0)
-        made = self._sessions(given, seed) if self.turns is not None else build_traffic(given, seed=seed)
+        try:
+            made = self._sessions(given, seed) if self.turns is not None else build_traffic(given, seed=seed)
+        except MemoryError:
+            raise SpecError("load: is larger than this machine's memory; ask for fewer requests or clients") from None
         if self.dataset is not None:
             made = self.dataset.load(made, output_tokens=self._fixed_output())
         return made if self.ramp_up_s is None else _ramped(made, self.ramp_up_s)
@@ -219,6 +234,18 @@ class LoadMaker:
             given["rate"], self.turns, given["input_lengths"], given["output_lengths"], count, think_s=think,
             concurrency=given["concurrency"], seed=seed,
         )  # fmt: skip
+
+
+def _check_size(options: dict[str, Any]) -> None:
+    """Refuse what no server is measured with, before arrays of it are made."""
+    clients, count = options.get("concurrency"), options.get("num_requests")
+    rate, duration = options.get("rate"), options.get("duration")
+    if clients is not None and clients > _MOST_CLIENTS:
+        raise SpecError(f"--concurrency: {clients} clients are no load of a server; at most {_MOST_CLIENTS:,}")
+    if count is not None and count > _MOST_REQUESTS:
+        raise SpecError(f"--num-requests: at most {_MOST_REQUESTS:,}, are {count}")
+    if rate is not None and duration is not None and rate * duration > _MOST_REQUESTS:
+        raise SpecError(f"--duration: {rate:g} requests per second for so long are more than {_MOST_REQUESTS:,}")
 
 
 def _ramped(load: Traffic, over_s: float) -> Traffic:

@@ -102,7 +102,7 @@ def _known(out: Path | None, sheet: dict[str, Any]) -> list[Point]:
 
     file = None if out is None else out / "sweep.json"
     if file is None or not file.is_file():
-        return []
+        return []  # a fresh sweep; --resume of one that never began is the same
     found = read_json(file, what="sweep")
     for key in ("schema", "axis", "asked"):
         if found.get(key) != plain(sheet[key]):
