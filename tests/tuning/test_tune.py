@@ -178,6 +178,20 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize(("log", "why"), [
+    ("1 validation error for SchedulerConfig\n  Value error, max_num_batched_tokens (512) is too small [type=value]\n"
+     "    For further information visit https://errors.pydantic.dev/2/v/value_error\n", "max_num_batched_tokens (512)"),
+    ("(EngineCore pid=7) ERROR 11-30 [core.py:780] ValueError: No available memory for the cache blocks.\nTraceback\n"
+     "RuntimeError: Engine core initialization failed. See root cause above. Failed: {}\n", "No available"),
+    ("INFO started\nINFO going\n", "going"), ("", "nothing"),
+])  # fmt: skip
+def test_the_telling_line_of_a_log(log: str, why: str, tmp_path: Path) -> None:
+    from bstar.tuning.serve import _said
+
+    (tmp_path / "log").write_text(log)
+    assert why in _said(tmp_path / "log")
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     ([], "--url"), (["--url", "http://127.0.0.1:9"], "--input"),
     (["--serve", "vllm serve m", "--input", "8", "--output", "8"], "needs {max_num_seqs}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -20,7 +21,11 @@ from bstar.errors import ConfigError, InfeasibleError, SpecError
 PLACEHOLDERS: Final = ("max_num_seqs", "max_num_batched_tokens")
 _HEALTH: Final = ("/health", "/v1/models")
 _STOP_S: Final = ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0))
-_TAIL_LINES: Final = 12
+_TAIL_LINES: Final = 400
+# A line that names what went wrong: "ValueError: …", "Value error, …", "error: …".
+_NAMES_ERROR: Final = re.compile(r"(error|exception)[:,]\s+\S|out of memory", re.IGNORECASE)
+# Last words of launchers: the cause stands above them.
+_LAST_WORDS: Final = ("root cause above", "for further information", "initialization failed")
 
 
 def command_for(template: str, values: Mapping[str, int]) -> list[str]:
@@ -150,10 +155,11 @@ def _answers(url: str) -> bool:
 
 
 def _said(log: Path) -> str:
-    """The last lines of the log that say something, on one line."""
+    """The line of the log that says why, as well as can be told: the last that names an error, else the last."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()][-_TAIL_LINES:]
-    wrong = [line for line in lines if "error" in line.lower()]
-    return (wrong or lines or ["nothing"])[-1][:300]
+    telling = [line for line in lines if not any(words in line.lower() for words in _LAST_WORDS)]
+    named = [line for line in telling if _NAMES_ERROR.search(line)]
+    return (named or [line for line in telling if "error" in line.lower()] or lines or ["nothing"])[-1][:300]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
