@@ -40,10 +40,16 @@ class Regime:
     preemptions: int | None = None
 
 
+def digits(value: float) -> float:
+    """Ten of them: sums of arrays differ in the last ones with where the arrays lie in memory."""
+    return float(f"{value:.10g}")
+
+
 def decode_regime(deployment: Deployment, batch: float, context: float) -> Regime:
     """The regime of decode steps of a replica's `batch` at `context` tokens, without what a simulation adds."""
-    step = decode_step_time(deployment, max(batch, 1.0), max(context, 1.0))
-    return Regime(bound_by=step.bound_by, batch=max(batch, 1.0), floor_s=step.floor_s)
+    batch = digits(max(batch, 1.0))
+    step = decode_step_time(deployment, batch, max(context, 1.0))
+    return Regime(bound_by=step.bound_by, batch=batch, floor_s=digits(step.floor_s))
 
 
 def regime_of(
@@ -68,8 +74,8 @@ def regime_of(
     usage = log.max_kv_usage()
     return replace(
         decode, bound_by=_queue(deployed, queued, usage, running, ranks) or decode.bound_by,
-        prefill_fraction=float(seconds[log.prompt_tokens > 0].sum()) / busy, waiting_fraction=queued,
-        kv_usage_fraction=usage, preemptions=int(log.preempted.sum()),
+        prefill_fraction=digits(float(seconds[log.prompt_tokens > 0].sum()) / busy), waiting_fraction=digits(queued),
+        kv_usage_fraction=digits(usage), preemptions=int(log.preempted.sum()),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from bstar.calibration.loads import load_of
 from bstar.calibration.point import Point
 from bstar.calibration.point_deployments import deployment_of
-from bstar.calibration.regimes import Regime, decode_regime, regime_of
+from bstar.calibration.regimes import Regime, decode_regime, digits, regime_of
 from bstar.catalog.devices import with_overrides
 from bstar.errors import BstarError, InfeasibleError, SpecError
 from bstar.sim.deployed import DeployedEngine, deployed_engine
@@ -127,7 +127,7 @@ def predict(point: Point, found: Replayed) -> Prediction:
     regime = regime_of(found.deployed, [share.run.log for share in found.shares], weights, point, ranks=found.ranks)
     known = math.isfinite(tpot_s)
     prediction = Prediction(
-        ttft_s=ttft_s + found.deployed.per_request_s, tpot_s=tpot_s if known else None,
+        ttft_s=digits(ttft_s + found.deployed.per_request_s), tpot_s=digits(tpot_s) if known else None,
         floor_s=regime.floor_s if known else None, regime=regime, notes=found.notes,
     )  # fmt: skip
     return _ranged(prediction, point, found.deployed.deployment)
@@ -193,7 +193,7 @@ def _disaggregated(point: Point, constants: Constants | None) -> Prediction:
     from bstar.calibration.disaggregated import ACCEPTANCE, disaggregated_replay
 
     found = disaggregated_replay(point, constants)
-    ttft_s, tpot_s, regime = found.ttft_s, found.tpot_s, None
+    ttft_s, tpot_s, regime = digits(found.ttft_s), None if found.tpot_s is None else digits(found.tpot_s), None
     if tpot_s is not None and tpot_s > 0:
         answer_s = point.output_tokens * tpot_s
         batch = point.concurrency * answer_s / (ttft_s + answer_s) / found.layout.decode.workers
