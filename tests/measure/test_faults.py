@@ -398,6 +398,9 @@ def test_a_journal_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path, monkeypa
     table, _ = recover(tmp_path / "run.partial")
     assert 100 < len(table) < 300
     assert table.succeeded.all()
+    kept = read_run(tmp_path / "run.partial")
+    assert len(kept.table) == kept.summary["num_finished"] == len(table)
+    assert kept.summary["interrupted"]
 
 
 def test_a_run_never_overwrites_another(tmp_path):

@@ -151,7 +151,7 @@ def read_compared(path: str | Path) -> list[ComparedRun]:
     from bstar.measure.imports import is_foreign_result, read_results
 
     place = Path(path)
-    if place.is_dir() and (place / "summary.json").is_file() and (place / "requests.parquet").is_file():
+    if place.is_dir() and ((place / "requests.parquet").is_file() or (place / "requests.journal").is_file()):
         return [_of_bench(place)]
     if place.suffix in (".parquet", ".csv", ".jsonl") and place.is_file():
         return [_of_simulated_requests(place)]

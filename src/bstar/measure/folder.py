@@ -171,11 +171,11 @@ class RecordedRun:
 
 
 def read_run(path: str | Path) -> RecordedRun:
-    """A run's folder. Raises ConfigError where it is none; of a .partial one see `recover`."""
+    """A run's folder; of an unfinished one (.partial) what its journal holds. Raises ConfigError where it is none."""
     folder = Path(path)
+    if is_unfinished(folder):
+        return _unfinished(folder)
     if not (folder / "requests.parquet").is_file():
-        if (folder / "requests.journal").is_file():
-            raise ConfigError(f"run: {folder} was not finished; read it with bstar.measure.recover")
         raise ConfigError(f"run: {folder} is no folder of bstar bench (no requests.parquet in it)")
     summary = _read_json(folder / "summary.json")
     columns = _read_parquet(folder / "requests.parquet")
@@ -186,6 +186,27 @@ def read_run(path: str | Path) -> RecordedRun:
                             summary.get("window", {})),
         summary=summary, config=_read_json(folder / "config.json"),
         environment=_read_json(folder / "environment.json"),
+    )  # fmt: skip
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a run broke off before it was written: it has a journal, and no summary or no requests."""
+    whole = (folder / "requests.parquet").is_file() and (folder / "summary.json").is_file()
+    return (folder / "requests.journal").is_file() and not whole
+
+
+def _unfinished(folder: Path) -> RecordedRun:
+    """The finished requests of a run that was killed: interrupted, and without the client's own health."""
+    from bstar.measure.health import judge
+    from bstar.measure.result import Window
+
+    table, traffic = recover(folder)
+    health = judge(table.sent_s - np.maximum(table.intended_s, table.allowed_s), [], [], latency_s=None, gap_s=None)
+    run = BenchRun(table=table, traffic=traffic, health=health, interrupted=True,
+                   window=Window(warmup_requests=traffic.warmup_requests))
+    return RecordedRun(
+        path=folder, table=table, measured=run.window.mask(table), traffic=traffic, summary=plain(run.to_dict()),
+        config=_read_json(folder / "config.json"), environment=_read_json(folder / "environment.json"),
     )  # fmt: skip
 
 
