@@ -34,7 +34,7 @@ def a_profile(**changes: Any) -> Profile:
         "name": "mine", "scope": Scope.of(DEPLOYMENT), "created_by": "bstar 0.1.0", "notes": ("a “note” \x7f",),
         "constants": (
             ProfileConstant(name="scale.gemm_memory", value=0.9, prior=1.0, standard_error=0.05),
-            ProfileConstant(name="step_s", value=5e-4, prior=3e-4, standard_error=1e-4),
+            ProfileConstant(name="step_s", value=3e-3, prior=3e-4, standard_error=1e-4),
         ),
         "covariance": ((0.0025, -1e-6), (-1e-6, 1e-8)),
         "points": (ProfilePoint(
@@ -121,7 +121,7 @@ def test_a_calibrated_deployment_predicts_with_the_profile(tmp_path: Path) -> No
     assert mine == calibrated(DEPLOYMENT, a_profile())
     found = constants_for(mine)
     assert found["scale.gemm_memory"] == 0.9
-    assert found["step_s"] == 5e-4
+    assert found["step_s"] == 3e-3
     assert {n: v for n, v in found.items() if n not in ("scale.gemm_memory", "step_s")} == {
         n: v for n, v in constants_for(DEPLOYMENT).items() if n not in ("scale.gemm_memory", "step_s")}
     before, after = (decode_step_time(d, 8, 1024) for d in (DEPLOYMENT, mine))
