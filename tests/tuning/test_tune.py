@@ -101,6 +101,20 @@ def test_nothing_reached_is_said() -> None:
     assert (advice.value, advice.rule, advice.sure) == (4, "largest_measured", "open")
 
 
+def test_a_knee_below_what_was_measured_is_open() -> None:
+    advice = read_sweep([point(v, 100.0) for v in (2, 4, 8)], target_fraction=None, decode=None).advice
+    assert advice is not None
+    assert (advice.value, advice.low, advice.sure) == (2, 0.0, "open")
+    assert "measure smaller" in advice.reason
+
+
+def test_no_surer_than_the_throughputs() -> None:
+    clear = affine([1, 2, 4, 8, 16, 32, 64, 80, 96, 112, 128, 256, 512], 0.01, 0.001, width=1e-4)
+    noisy = [point(p.value, p.throughput_per_s, width=0.3) for p in clear]
+    found = [read_sweep(points, target_fraction=None, decode=None).advice for points in (clear, noisy)]
+    assert [a.sure for a in found if a is not None] == ["sure", "open"]
+
+
 def test_one_disturbance_is_no_onset() -> None:
     points = [point(v, 1.0, preemptions=p) for v, p in ((1, 0.0), (2, 3.0), (4, 0.0), (8, 0.0), (16, 5.0), (32, 9.0))]
     assert onset(points, lambda p: p.server["preemptions"] > 0).load == 16.0

@@ -19,6 +19,7 @@ _DRAWS = 400
 _SIGMAS = 1.96
 _OFTEN_WAITING = 0.1
 _MOSTLY = 0.75
+_BELOW = "doubling even the smallest measured one gains less than 5 % of throughput: measure smaller ones"
 _SAYS = {
     "knee": "doubling it gains less than 5 % of throughput",
     "slo": "the largest whose requests meet the SLO",
@@ -97,7 +98,8 @@ def read_sweep(
     return Reading(
         points=good, knee=knee, knee_90=interval, waiting=waiting, preemption=preemption, slo=slo, decode=decode,
         regions=regions(good, decode, preemption),
-        advice=_advise(good, knee, Landmark(load=None) if seats_swept else waiting, preemption, slo, target_fraction),
+        advice=_advise(good, knee, interval, Landmark(load=None) if seats_swept else waiting, preemption, slo,
+                       target_fraction),
     )  # fmt: skip
 
 
@@ -159,14 +161,17 @@ def regions(
 
 
 def _advise(
-    points: Sequence[TunePoint], knee: Landmark, waiting: Landmark, preemption: Landmark, slo: Landmark,
-    target: float | None,
+    points: Sequence[TunePoint], knee: Landmark, knee_90: tuple[float, float] | None, waiting: Landmark,
+    preemption: Landmark, slo: Landmark, target: float | None,
 ) -> Advice | None:  # fmt: skip
     if not points:
         return None
     found: list[tuple[float, Rule, float, float]] = []
     if knee.load is not None:
-        found.append((knee.load, "knee", knee.low or knee.load, knee.high or knee.load))
+        # No surer than the measured values about it, nor than the throughputs that it was read from.
+        near, far = knee_90 or (knee.load, knee.load)
+        low = 0.0 if knee.edge == "below" else min(knee.low or knee.load, near)
+        found.append((knee.load, "knee", low, max(knee.high or knee.load, far)))
     if target is not None and slo.load is not None and slo.high is not None:
         found.append((slo.load, "slo", slo.load, slo.high))
     for mark, rule in ((preemption, "preemption"), (waiting, "waiting")):
@@ -179,4 +184,5 @@ def _advise(
     value, rule, low, high = min(found, key=lambda f: f[0])
     width = high / low - 1.0 if low > 0 else math.inf
     sure: Literal["sure", "rough", "open"] = "sure" if width <= 0.25 else "rough" if width <= 1.0 else "open"
-    return Advice(value=max(round(value), 1), rule=rule, reason=_SAYS[rule], low=low, high=high, sure=sure)
+    reason = _BELOW if rule == "knee" and knee.edge == "below" else _SAYS[rule]
+    return Advice(value=max(round(value), 1), rule=rule, reason=reason, low=low, high=high, sure=sure)

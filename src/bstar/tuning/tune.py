@@ -111,7 +111,8 @@ def tune_served(
                     state.failed[key] = str(error)
                     state.save()
     if not state.points:
-        raise InfeasibleError(f"--serve: the server started for no value: {next(iter(state.failed.values()), '')}")
+        why = next(iter(state.failed.values()), "").removeprefix("--serve: ")
+        raise InfeasibleError(f"--serve: for no value a server started: {why}")
     reading = _best_reading(state.points, slo)
     if check and reading.advice is not None:
         _compare(server, probe, state, reading, report)
