@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,15 @@ def wall(**planted: Any) -> str:
 ])  # fmt: skip
 def test_counters_tell_the_wall(planted: dict[str, Any], expected: str) -> None:
     assert wall(**planted) == expected
+
+
+def test_seats_that_are_free_for_a_moment_are_taken_all_the_same() -> None:
+    """A scrape between an answer and the next admission sees a free seat; that is no token budget."""
+    seen = snapshots(running=16.0, waiting=15.0, prompt_per_step=27.0)
+    for i in (2, 5, 7):
+        seen[i] = replace(seen[i], gauges={**seen[i].gauges, "running": 13.0})
+    for told in (16, None):
+        assert find_wall(evidence_of(seen, max_num_seqs=told, max_num_batched_tokens=8192)).wall == "max_num_seqs"
 
 
 def deployed(**flags: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from bstar.traffic.times import TimeDistribution, as_times, sample_times
 
 Lengths = int | str | LengthDistribution
 Times = float | str | TimeDistribution
+
+
+# What fits in the memory of a laptop: some ten arrays of so many numbers.
+MOST_REQUESTS: Final = 50_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,9 @@ def varying(
     count = _count(num_requests, duration_s)
     rng = streams.stream(seed, streams.ARRIVALS)
     limit = None if duration_s is None else float(curve.integral(np.asarray([duration_s]))[0])
+    if limit is not None and limit > MOST_REQUESTS:
+        raise SpecError(f"duration_s: {duration_s:g} s hold about {limit:,.0f} requests, which do not fit in memory; "
+                        "take a shorter one")
     unit = epochs(law, rng, count=count, limit=limit)
     times = curve.inverse(unit)
     if not np.isfinite(times).all():
@@ -185,7 +192,7 @@ def closed_loop(
     warmup_requests   the first so many requests are load but not measurement
     """
     clients = _whole("concurrency", concurrency)
-    count = 10 * clients if num_requests is None else _whole("num_requests", num_requests)
+    count = _whole("num_requests", 10 * clients if num_requests is None else num_requests)
     law = as_times(think_s, field="think time")
     requests = _Requests(input_tokens=input_tokens, output_tokens=output_tokens, lengths=lengths, prefix=prefix,
                          priority=priority, seed=seed)  # fmt: skip
@@ -266,6 +273,9 @@ def _renewal(
 ) -> Traffic:  # fmt: skip
     rate = check_rate(rate_per_s)
     count = _count(num_requests, duration_s)
+    if duration_s is not None and rate * duration_s > MOST_REQUESTS:
+        raise SpecError(f"duration_s: {duration_s:g} s hold about {rate * duration_s:,.0f} requests, which do not fit in "
+                        f"memory; ask for at most {MOST_REQUESTS / rate:,.0f} s")
     if rescale and duration_s is not None:
         raise SpecError("rescale: needs num_requests and no duration, as in vllm bench serve")
     times = arrivals(gaps, rate, streams.stream(requests.seed, streams.ARRIVALS), count=count, duration_s=duration_s,
@@ -308,4 +318,6 @@ def _count(num_requests: int | None, duration_s: float | None) -> int | None:
 def _whole(field: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise SpecError(f"{field}: must be a whole number of at least 1, is {value!r}")
+    if value > MOST_REQUESTS:
+        raise SpecError(f"{field}: {value:,} requests do not fit in memory; ask for at most {MOST_REQUESTS:,}")
     return int(value)

@@ -43,7 +43,7 @@ TITLES: Final[dict[Wall, str]] = {
 # these are wide (tests/vllm/test_walls.py).
 _IDLE_RUNNING = 0.5
 _OFTEN = 0.3
-_FULL_SEATS = 0.97
+_FREE_SEATS = 0.1
 _FULL_STEP = 0.8
 _MOST = 0.5
 
@@ -90,16 +90,22 @@ def _queue_wall(seen: Evidence) -> Finding | None:
     if _cache_full(seen):
         return Finding(wall="kv_capacity", because=(waits, *_usage(seen)))
     seats, known = _seats(seen)
-    if seats is not None and seen.mean_running >= _FULL_SEATS * seats and (known or starved is None):
-        told = "max_num_seqs" if known else "as many as ever run at a time here"
-        return Finding(wall="max_num_seqs", because=(
-            waits, f"{seen.mean_running:.3g} of {seats:,} seats ({told}) are taken", *_usage(seen)))
+    if seats is not None and (known or starved is None):
+        taken = seen.running >= seats - max(_FREE_SEATS * seats, 1.0)
+        # Seats are free for a moment between an answer and the next admission: most scrapes decide, not the mean.
+        if float(np.mean(taken)) >= _MOST:
+            told = "max_num_seqs" if known else "as many as ever run at a time here"
+            return Finding(wall="max_num_seqs", because=(
+                waits, f"{seen.mean_running:.3g} of {seats:,} seats ({told}) are taken on average", *_usage(seen)))
     if starved is not None:
         return Finding(wall="token_budget", because=(waits, *starved.because))
-    if seats is not None and not known:
-        return Finding(wall="max_num_seqs", because=(waits, f"never more than {seats:,} run at a time", *_usage(seen)))
-    return Finding(wall="token_budget", because=(
-        waits, "neither seats nor cache are full: prompts wait for their turn in a step"))
+    if seen.prompt_share > _MOST:
+        return Finding(wall="token_budget", because=(
+            waits, f"neither seats nor cache are full, and {seen.prompt_share:.0%} of all tokens are prompt: prompts wait "
+            "for their turn in a step"))
+    return Finding(wall="unknown", because=(
+        waits, *_usage(seen), "neither seats, cache nor steps are seen to be full; give --max-num-seqs and "
+        "--max-num-batched-tokens as the server was started"))
 
 
 def _usage(seen: Evidence) -> tuple[str, ...]:
@@ -119,13 +125,14 @@ def _cache_full(seen: Evidence) -> bool:
 
 
 def _seats(seen: Evidence) -> tuple[int | None, bool]:
-    """(seats, whether they were told). Untold: a number that running keeps while others wait."""
+    """(seats, whether they were told). Untold: a number that running keeps to while others wait."""
     if seen.max_num_seqs is not None:
         return seen.max_num_seqs, True
     if seen.running.size < 3:
         return None, False
     most = float(seen.running.max())
-    return (int(most), False) if float(np.mean(seen.running >= most)) >= _MOST and most >= 1 else (None, False)
+    near = seen.running >= most - max(_FREE_SEATS * most, 1.0)
+    return (int(most), False) if most >= 1 and float(np.mean(near)) >= _MOST else (None, False)
 
 
 def _starved(seen: Evidence) -> Finding | None:
