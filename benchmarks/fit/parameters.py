@@ -2,8 +2,9 @@
 
 A constant's value for an engine on a GPU generation is its prior there (kernels.toml, engines.toml) moved by the sum s
 of the terms that hold: for all, for the engine, for the generation, for both together. Times become prior + s,
-fractions of a peak or a bandwidth prior / (1 + s): seconds are linear in s. Each term is pulled to its centre (0 but where one is
-given: where the prior is no measurement) by its `width`. A term may hold for an engine before a version alone ("era").
+fractions of a peak or a bandwidth prior / (1 + s): seconds are linear in s. Each term is pulled to its centre (0, but
+where one is given: where the prior is no measurement) by its `width`. A term may hold for an engine before a version
+alone ("era").
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _time(
 ) -> Parameter:  # fmt: skip
     """centers_us: by engine."""
     return Parameter(name=name, widths={level: w * US for level, w in widths_us.items()}, only=only,
-                     elsewhere=elsewhere, centers={(engine,): c * US for engine, c in (centers_us or {}).items()})  # fmt: skip
+                     elsewhere=elsewhere,
+                     centers={(engine,): c * US for engine, c in (centers_us or {}).items()})  # fmt: skip
 
 
 def _factor(name: str, **widths: float) -> Parameter:

@@ -274,8 +274,8 @@ def _renewal(
     rate = check_rate(rate_per_s)
     count = _count(num_requests, duration_s)
     if duration_s is not None and rate * duration_s > MOST_REQUESTS:
-        raise SpecError(f"duration_s: {duration_s:g} s hold about {rate * duration_s:,.0f} requests, which do not fit in "
-                        f"memory; ask for at most {MOST_REQUESTS / rate:,.0f} s")
+        raise SpecError(f"duration_s: {duration_s:g} s hold about {rate * duration_s:,.0f} requests, which do not fit "
+                        f"in memory; ask for at most {MOST_REQUESTS / rate:,.0f} s")
     if rescale and duration_s is not None:
         raise SpecError("rescale: needs num_requests and no duration, as in vllm bench serve")
     times = arrivals(gaps, rate, streams.stream(requests.seed, streams.ARRIVALS), count=count, duration_s=duration_s,

@@ -101,8 +101,8 @@ def _queue_wall(seen: Evidence) -> Finding | None:
         return Finding(wall="token_budget", because=(waits, *starved.because))
     if seen.prompt_share > _MOST:
         return Finding(wall="token_budget", because=(
-            waits, f"neither seats nor cache are full, and {seen.prompt_share:.0%} of all tokens are prompt: prompts wait "
-            "for their turn in a step"))
+            waits, f"neither seats nor cache are full, and {seen.prompt_share:.0%} of all tokens are prompt: prompts "
+            "wait for their turn in a step"))
     return Finding(wall="unknown", because=(
         waits, *_usage(seen), "neither seats, cache nor steps are seen to be full; give --max-num-seqs and "
         "--max-num-batched-tokens as the server was started"))

@@ -26,7 +26,8 @@ Examples:
       --out mine.toml
   bstar simulate llama-3.1-8b --gpu h100 --profile mine.json --input 900 --output 200 --rate 6
 RUNS are folders of bstar bench, results of vllm bench serve, GuideLLM, AIPerf or inference-perf, files of measured
-points (.csv as for bstar validate), or .json, .toml, .yaml with points: [{concurrency: 8, input_tokens: 512, output_tokens: 128, ttft_ms: 61, tpot_ms: 8.1}, …].
+points (.csv as for bstar validate), or .json, .toml, .yaml with
+points: [{concurrency: 8, input_tokens: 512, output_tokens: 128, ttft_ms: 61, tpot_ms: 8.1}, …].
 The lowest and the highest load say most; two to six runs are enough. --url takes what a running server shows of its
 own load (no load is sent): one more point, over --window.
 """
