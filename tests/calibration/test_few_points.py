@@ -15,7 +15,7 @@ from bstar.calibration.few_points import calibrate
 from bstar.calibration.observations import Observation, observations, predicted
 from bstar.calibration.points import read_rows
 from bstar.calibration.priors import knobs_for
-from bstar.calibration.profile import Profile, calibrated, limits_of
+from bstar.calibration.profile import Profile, calibrated, limits_of, profile_notes
 from bstar.errors import BstarError, InputError, SpecError
 from bstar.latency.constants import constant_specs
 from bstar.specs.calibration import Calibration
@@ -119,6 +119,9 @@ def test_what_no_constant_explains_is_said() -> None:
     for one in profile.constants:
         spec = constant_specs()[one.name]
         assert spec.low <= one.value <= spec.high
+    contradicting = [measured(DEPLOYMENT, 2) | {"tpot_s": 0.03}, measured(DEPLOYMENT, 48) | {"tpot_s": 0.008}]
+    hopeless = calibrate(DEPLOYMENT, contradicting)
+    assert any("does not explain its own points" in note for note in profile_notes(DEPLOYMENT, hopeless))
 
 
 def test_points_of_an_open_loop() -> None:
@@ -144,7 +147,7 @@ def test_rows_and_files_of_measured_points(tmp_path: Path) -> None:
     listed.write_text(json.dumps({"points": [measured(DEPLOYMENT, 2), measured(DEPLOYMENT, 16)]}))
     assert [o.id for o in observations(listed)] == ["c2", "c16"]
     listed.write_text(json.dumps([measured(DEPLOYMENT, 2)]))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="is a list; write"):
         observations(listed)
 
 
@@ -158,6 +161,10 @@ def test_rows_and_files_of_measured_points(tmp_path: Path) -> None:
     ({"concurrency": 2.5, "input": 9, "output": 9, "tpot_s": 0.01}, "whole number"),
     ({"concurrency": 4, "input": 9, "output": 9, "tpott_ms": 8}, "tpott_ms"),
     ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "start": "slowly"}, "even or burst"),
+    ({"concurrency": 10**9, "input": 9, "output": 9, "tpot_ms": 8}, "at most 100,000"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "num_requests": 10**12}, "at most"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "tpot_s": 0.009}, "given twice"),
+    ({"concurrency": 4, "input": 900, "output": 90, "tpot_ms": 1.0}, "below what the memory"),
 ])  # fmt: skip
 def test_a_point_that_is_none_is_one_line(point: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -171,8 +178,15 @@ def test_no_points_and_too_many() -> None:
         calibrate(DEPLOYMENT, [])
     with pytest.raises(SpecError, match="more than"):
         calibrate(DEPLOYMENT, [LOAD | {"concurrency": 1, "tpot_s": 0.01}] * 65)
-    with pytest.raises(BstarError):
-        calibrate(DEPLOYMENT, [3])
+    for nonsense in ([3], None, 3):
+        with pytest.raises(BstarError):
+            calibrate(DEPLOYMENT, nonsense)
+    with pytest.raises(SpecError, match=r"bstar\.deployment"):
+        calibrate("llama-3.1-8b", [LOAD])  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="name"):
+        calibrate(DEPLOYMENT, LOAD | {"concurrency": 2, "tpot_s": 0.01}, name=" ")
+    with pytest.raises(SpecError, match="profile"):
+        bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", profile=3)
 
 
 def test_only_constants_that_are_felt_may_move() -> None:

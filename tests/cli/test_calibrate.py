@@ -121,3 +121,18 @@ def test_bad_input_is_one_line(
     assert result.exit_code == 2, result.output
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_simulating_a_point_gives_what_the_profile_says(profile: Path) -> None:
+    point = read_profile(profile).points[1]
+    found = _json("simulate", "llama-3.1-8b", *DEPLOY, "--profile", str(profile), "--input", "256", "--output", "32",
+                  "--concurrency", "24", "--start", "even")  # fmt: skip
+    assert found["tpot_s"]["mean"] == pytest.approx(point.after["tpot_s"], rel=0.02)
+    assert found["ttft_s"]["mean"] == pytest.approx(point.after["ttft_s"], rel=0.1)
+    together = run("simulate", "llama-3.1-8b", *DEPLOY, "--profile", str(profile), "--input", "256", "--output", "32",
+                   "--concurrency", "24")  # fmt: skip
+    assert "--start even" in together.stderr
+    open_loop = run("simulate", "llama-3.1-8b", *DEPLOY, "--input", "256", "--output", "32", "--rate", "2",
+                    "--start", "even")  # fmt: skip
+    assert open_loop.exit_code == 2
+    assert "--start" in open_loop.stderr

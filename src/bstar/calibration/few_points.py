@@ -26,7 +26,9 @@ from bstar.calibration.observations import Observation, observations, predicted,
 from bstar.calibration.points import deployment_of
 from bstar.calibration.priors import Knob, knobs_for
 from bstar.calibration.profile import PEAK, Profile, ProfileConstant, ProfilePoint, Scope, carrying
+from bstar.catalog.devices import PROBED_IDS
 from bstar.errors import BstarError, SpecError
+from bstar.latency import decode_step_time
 from bstar.specs.calibration import Calibration
 from bstar.specs.deployment import Deployment
 
@@ -53,6 +55,8 @@ def calibrate(deployment: Deployment, points: Any, *, name: str = "calibrated") 
     enough, see `bstar.calibration.observations`. Raises SpecError naming the point and what is wrong with it,
     InfeasibleError where the deployment does not start.
     """
+    if not isinstance(deployment, Deployment):
+        raise SpecError(f"deployment: must be a bstar.deployment(…), is {type(deployment).__name__}")
     found = observations(points)
     for one in found:
         _check_row(deployment, one)
@@ -73,6 +77,17 @@ def _check_row(deployment: Deployment, one: Observation) -> None:
                         "the row out, or calibrate each on its own")
 
 
+def _check_floor(deployment: Deployment, one: Observation) -> None:
+    """Raises SpecError for a time per token that no engine reaches (of a device whose peaks are known)."""
+    measured = one.measured.get("tpot_s")
+    if measured is None or deployment.device.id in PROBED_IDS or deployment.engine.num_speculative_tokens:
+        return
+    floor = decode_step_time(deployment, 1.0, one.input_tokens.mean + one.output_tokens.mean / 2.0).floor_s
+    if measured < floor:
+        raise SpecError(f"point {one.id}: tpot_s of {measured * 1e3:.3g} ms is below what the memory's bandwidth "
+                        f"allows ({floor * 1e3:.3g} ms); it is of another deployment, or drafted tokens came along")
+
+
 def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile:
     """The profile of points that were measured with deployments that differ in their engine's flags alone."""
     if not cases:
@@ -85,6 +100,8 @@ def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile
         if Scope.of(deployment).binding != scope.binding:
             raise SpecError(f"point {one.id}: is of another model, GPU or engine than the first point; calibrate each "
                             "on its own")
+    for deployment, one in cases:
+        _check_floor(deployment, one)
     problem = _Problem.of([(carrying(d, None), one) for d, one in cases])
     fit = problem.solved()
     for _ in range(_FAR_ROUNDS):

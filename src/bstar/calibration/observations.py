@@ -40,6 +40,8 @@ _ALIASES: Final = {
 _LOAD_KEYS: Final = ("concurrency", "rate_per_s", "input_tokens", "output_tokens", "num_requests", "burstiness",
                      "start", "warmup_requests", "id", "measured_on")
 _FEWEST_REQUESTS, _PER_CLIENT, _WARM_UP = 64, 10, 2
+# What a point may ask to be simulated.
+_MOST_CLIENTS, _MOST_REQUESTS = 100_000, 2_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ def observations(points: Any) -> tuple[Observation, ...]:
     """
     if isinstance(points, Mapping | Point | Observation | str | Path):
         points = (points,)
+    if not isinstance(points, Iterable):
+        raise SpecError(f"points: must be a list of measured points or of files, is {type(points).__name__}")
     found: list[Observation] = []
     for number, one in enumerate(points, 1):
         if isinstance(one, str | Path):
@@ -186,11 +190,11 @@ def of_mapping(raw: Mapping[str, Any], where: str) -> Observation:
     if loads.get("start", "even") not in ("even", "burst"):
         raise SpecError(f"{where}: start must be even or burst, is {str(loads['start'])[:40]!r}")
     return Observation(
-        id=str(loads.get("id") or where), concurrency=_count(concurrency, f"{where}: concurrency"),
+        id=str(loads.get("id") or where), concurrency=_count(concurrency, f"{where}: concurrency", _MOST_CLIENTS),
         rate_per_s=None if rate is None else _positive(rate, f"{where}: rate_per_s"),
         input_tokens=_lengths(loads["input_tokens"], f"{where}: input_tokens"),
         output_tokens=_lengths(loads["output_tokens"], f"{where}: output_tokens"),
-        num_requests=_count(loads.get("num_requests"), f"{where}: num_requests"),
+        num_requests=_count(loads.get("num_requests"), f"{where}: num_requests", _MOST_REQUESTS),
         warmup_requests=_count(loads.get("warmup_requests") or None, f"{where}: warmup_requests"),
         burstiness=_positive(loads.get("burstiness", 1.0), f"{where}: burstiness"), start=loads.get("start", "even"),
         measured=_figures(figures, where), measured_on=str(loads.get("measured_on") or ""),
@@ -209,6 +213,8 @@ def _sorted(raw: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[st
         if name.endswith("_ms"):
             name, scale = name[:-3] + "_s", 1e-3
         name = _ALIASES.get(name, name)
+        if name in figures or name in loads:
+            raise SpecError(f"{where}: {name} is given twice (once as {str(key)[:60]}); leave one out")
         if name in METRICS:
             figures[name] = _positive(value, f"{where}: {key}") * scale
         elif name in _LOAD_KEYS:
@@ -232,12 +238,14 @@ def _lengths(value: Any, where: str) -> LengthDistribution:
     return as_lengths(value, where)
 
 
-def _count(value: Any, where: str) -> int | None:
+def _count(value: Any, where: str, most: int = _MOST_REQUESTS) -> int | None:
     if value is None:
         return None
     number = _positive(value, where)
     if number != int(number) or number < 1:
         raise SpecError(f"{where}: must be a whole number of at least 1, is {value}")
+    if number > most:
+        raise SpecError(f"{where}: must be at most {most:,}, is {value}; that many cannot be simulated")
     return int(number)
 
 

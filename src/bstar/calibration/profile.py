@@ -25,6 +25,7 @@ FORMAT: Final = "bstar-profile/1"
 # Of the scope: what a profile is refused for, and what is only said.
 PEAK: Final = "device.peak"  # not a constant of the model: `Calibration.peak_scale`
 _PEAK_RANGE: Final = (0.01, 1000.0)
+_UNEXPLAINED: Final = 0.405  # ln, of a point: half as much again
 _BINDING: Final = ("model", "gpu", "engine")
 _LOOSE: Final = ("engine_version", "tp", "pp", "dp", "attention_dp", "ep", "dcp", "weight_dtype", "kv_dtype")
 
@@ -120,6 +121,8 @@ class Profile:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise SpecError("profile: needs a name")
         for one in self.constants:
             low, high, unit = limits_of(one.name)
             if not unit:
@@ -195,14 +198,24 @@ def profile_notes(deployment: Deployment, profile: Profile) -> tuple[str, ...]:
     here = Scope.of(deployment)
     changed = [f"{name} {getattr(profile.scope, name)} (here {getattr(here, name)})"
                for name in _LOOSE if getattr(profile.scope, name) != getattr(here, name)]
-    if not changed:
-        return ()
-    return (f"profile {profile.name} was measured with {', '.join(changed)}: its constants are taken all the same",)
+    notes = []
+    if changed:
+        notes.append(f"profile {profile.name} was measured with {', '.join(changed)}: its constants are taken all the "
+                     "same")
+    worst = max(((abs(p.residual(m)), p.id, m) for p in profile.points for m in p.after), default=(0.0, "", ""))
+    if worst[0] > _UNEXPLAINED:
+        notes.append(f"profile {profile.name} does not explain its own points ({worst[1]}: {worst[2]} is off by "
+                     f"{math.expm1(worst[0]):.0%}): calibrate again")
+    return tuple(notes)
 
 
 def as_profile(value: Profile | str | Path) -> Profile:
     """A profile, or the one in the file of that name."""
-    return value if isinstance(value, Profile) else read_profile(value)
+    if isinstance(value, Profile):
+        return value
+    if not isinstance(value, str | Path):
+        raise SpecError(f"profile: must be a profile or a file's name, is {type(value).__name__}")
+    return read_profile(value)
 
 
 def read_profile(path: str | Path) -> Profile:

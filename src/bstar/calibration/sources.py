@@ -47,6 +47,7 @@ def observations_in(path: Path) -> list[Observation]:
     else:
         from bstar.codec.spec_files import read_mapping
 
+        _not_a_list(path)
         raw = read_mapping(path, what="points")
         listed = raw.get("points")
         if set(raw) != {"points"} or not isinstance(listed, list) or not all(isinstance(p, Mapping) for p in listed):
@@ -55,6 +56,17 @@ def observations_in(path: Path) -> list[Observation]:
     if not found:
         raise ConfigError(f"points {str(path)!r}: has no row with ttft or tpot; measure some with bstar bench")
     return found
+
+
+def _not_a_list(path: Path) -> None:
+    """Raises ConfigError where the file is a bare JSON list, with what it should be."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(64).lstrip()[:1]
+    except OSError:
+        return  # told by the reader
+    if path.suffix.lower() == ".json" and first == b"[":
+        raise ConfigError(f'points {str(path)!r}: is a list; write {{"points": [...]}}')
 
 
 def of_run(path: Path) -> Observation:

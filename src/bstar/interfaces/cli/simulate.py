@@ -69,6 +69,8 @@ _MARGINS = 21
     click.option("--compare", metavar="A,B[,…]",
                  help="Serve the same requests in several ways and print the gain: static,continuous; "
                       "unchunked,chunked; mixed,disaggregated; or any policies."),
+    click.option("--start", type=click.Choice(["burst", "even"]), default="burst", show_default=True,
+                 help="Closed loop: all clients begin at once, or spread over one request's time (not measured)."),
     click.option("--replications", type=POSITIVE, default=1, show_default=True, metavar="N",
                  help="Independent runs with seeds N apart, for confidence intervals."),
     click.option("--requests-out", type=click.Path(path_type=Path), metavar="FILE",
@@ -79,7 +81,8 @@ _MARGINS = 21
                  help="With --json: the run in time, as N intervals (key series)."),
     json_option,
 )
-def simulate(model_name: str | None, policy: str, compare: str | None, replications: int, requests_out: Path | None,
+def simulate(model_name: str | None, policy: str, compare: str | None, start: str, replications: int,
+             requests_out: Path | None,
              trace_out: Path | None, series_points: int | None, as_json: bool, **options: Any) -> None:
     """Simulate an engine's scheduler, step by step, under a load: latencies, throughput, goodput, preemptions."""
     from bstar.sim.export import check_request_path, check_trace_path, write_requests, write_trace
@@ -91,6 +94,11 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
         cluster = linked(cluster, built)
     load, given = take_traffic(
         options, default_requests=FEWER_REQUESTS if _takes_every_step(built, policy) else DEFAULT_REQUESTS)
+    if start == "even":
+        load = _spread(built, load)
+    elif built.calibration is not None and load.concurrency is not None and _alike(load):
+        output.warn("clients that begin at once and get answers of one length stay in step; --start even spreads them, "
+                    "as bstar calibrate takes points without start: burst")
     if requests_out is not None:
         check_request_path(requests_out)
     if trace_out is not None:
@@ -106,6 +114,8 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     def run(number: int) -> SimResult:
         seed = given["seed"] + number
         sent = load if number == 0 else build_traffic(given, seed=seed)
+        if number and start == "even":
+            sent = _spread(built, sent)
         with _progress(f"run {number + 1} of {replications}" if replications > 1 else "requests") as report:
             if cluster is not None:
                 from bstar.sim.cluster import simulate_cluster
@@ -142,6 +152,29 @@ def simulate(model_name: str | None, policy: str, compare: str | None, replicati
     for path in (requests_out, trace_out):
         if path is not None:
             output.warn(f"wrote {path}")
+
+
+def _alike(load: Traffic) -> bool:
+    """Whether all answers are as long."""
+    return int(load.output_tokens.min()) == int(load.output_tokens.max())
+
+
+def _spread(built: Deployment, load: Traffic) -> Traffic:
+    """The closed loop with clients that begin spread over the time of one request, which does not count."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from bstar.sim.run import simulate as simulated
+
+    if load.concurrency is None or load.has_sessions:
+        raise SpecError("--start: is for --concurrency; an open loop has its own times")
+    arrival = np.array(load.arrival_s, dtype=float)
+    first = np.flatnonzero(~np.isnan(arrival))
+    request_s = simulated(built, load).summary.e2e_s.mean or 0.0
+    arrival[first] = np.arange(first.size) * (request_s / max(first.size, 1))
+    warm = load.warmup_requests or min(2 * load.concurrency, load.num_requests - 1)
+    return replace(load, arrival_s=arrival, warmup_requests=warm)
 
 
 def _cluster_sheet(result: Any) -> dict[str, Any]:
