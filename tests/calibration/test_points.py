@@ -75,7 +75,7 @@ def test_what_was_not_measured_is_none(value: str) -> None:
 def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     for content, said in (
-        (b"", "lacks the column"), (b"a,b\n1,2\n", "lacks the column engine"), (b"\xff\xfe\x00", "not UTF-8"),
+        (b"", "is empty"), (b"a,b\n1,2\n", "lacks the column engine"), (b"\xff\xfe\x00", "not UTF-8"),
         (HEAD.encode() + b",id\n", "column 'id' twice"), (b"\x1f\x8bxx", "gzip"),
     ):  # fmt: skip
         file.write_bytes(content)

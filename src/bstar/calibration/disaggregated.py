@@ -121,7 +121,8 @@ def disaggregated_replay(
                        drafted=layout.drafted)  # fmt: skip
     shown: ShownFrom = "landing" if prefill.engine.name == "sglang" else "decode-step"
     run = run_pools(requests, pools[0], pools[1], prompts, cost, shown=shown, log_rows=log_rows)
-    notes = (*layout.notes, *dict.fromkeys((*prefill.engine.notes, *decode.engine.notes)))
+    notes = (*layout.notes, *dict.fromkeys((*prefill.engine.notes, *decode.engine.notes)),
+             *_without_room(prefill, decode))  # fmt: skip
     return DisaggregatedReplay(layout=layout, prefill=prefill, decode=decode, requests=requests, output_tokens=output,
                                run=run, notes=notes)  # fmt: skip
 
@@ -224,6 +225,20 @@ def _pools(
     decodes = DecodePool(workers=layout.decode.workers, ranks=layout.decode.attention_dp,
                          seats=min(layout.seats, point.concurrency), room=room, shared=shared)  # fmt: skip
     return prompts, decodes, tokens if chunked else max(tokens, longest)
+
+
+def _without_room(prefill: Deployment, decode: Deployment) -> tuple[str, ...]:
+    """What the memory model says of sides that it would not start: they are predicted as if it did."""
+    notes = []
+    for side, deployment in (("prefill", prefill), ("decode", decode)):
+        try:
+            budget = memory_budget(deployment)
+            refused = None if budget.fits else budget.reason or "no room for the cache"
+        except BstarError as error:
+            refused = str(error)
+        if refused is not None:
+            notes.append(f"memory of a {side} worker not limited: it was measured, though {refused}")
+    return tuple(notes)
 
 
 def _room(decode: Deployment, ranks: int) -> int:

@@ -114,7 +114,8 @@ def _split(text: str) -> Split:
 def layout_of(point: Point) -> DisaggregatedLayout:
     """The layout of a disaggregated row. Raises SpecError where it names neither side."""
     if point.prefill is None or point.decode is None:
-        raise SpecError("mode: a disaggregated row needs its prefill_* and decode_* columns")
+        raise SpecError("mode: a disaggregated row needs prefill_tp_size and decode_tp_size (or "
+                        "prefill_attention_dp_size, decode_attention_dp_size), and their *_num_workers")
     if point.prefill.workers and point.decode.workers:
         return _completed(point, point.prefill, point.decode)
     return _identified(point, point.prefill, point.decode)

@@ -137,9 +137,7 @@ def _worst(outcomes: Sequence[Outcome]) -> list[str]:
 def _uncovered(outcomes: Sequence[Outcome]) -> list[str]:
     """Rows without an answer, rows that do not count, and what had to be assumed to answer."""
     silent = Counter(o.prediction.reason or "no figure" for o in outcomes if not o.answered)
-    left_out = Counter(
-        _without_ids((o.point.label_note or o.point.layout_note or o.point.fault or "").split(";")[0])
-        for o in outcomes if not o.point.counts)
+    left_out = Counter(_left_out(o) for o in outcomes if o.answered and not o.counts)
     notes = Counter(_kind_of_note(n) for o in outcomes for n in dict.fromkeys(map(_kind_of_note, o.prediction.notes)))
     return [
         "", *_list("Rows that are not answered", silent), *_list("Rows that do not count in the errors", left_out),
@@ -147,6 +145,13 @@ def _uncovered(outcomes: Sequence[Outcome]) -> list[str]:
         "Speculative decoding is not predicted: rows measured with it are slower here than they were. Load "
         "that no harness documents, flags of servers that no recipe lists, clocks under a power cap are not known.\n",
     ]  # fmt: skip
+
+
+def _left_out(outcome: Outcome) -> str:
+    """Why an answered row does not count."""
+    point = outcome.point
+    doubt = _kind_of_note(point.doubts[0]) if point.doubts else "what was assumed makes it another row"
+    return _without_ids((point.label_note or (point.layout_note if not point.counts else "") or doubt).split(";")[0])
 
 
 def _kind_of_note(note: str) -> str:

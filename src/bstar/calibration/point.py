@@ -43,6 +43,7 @@ class Point:
     ttft_s, tpot_s   measured means; None where the row has none
     output_tokens_per_s   measured, of the whole system (latency rows of the largest load have nothing else)
     layout_note, label_note   what is uncertain about the row's labels; empty: nothing
+    doubts           labels of the row that contradict each other, and what was made of them
     columns          the row as it stands in the file
     fault            why the row cannot be read, with its column; None: it can
     """
@@ -73,6 +74,7 @@ class Point:
     output_tokens_per_s: float | None = None
     layout_note: str = ""
     label_note: str = ""
+    doubts: tuple[str, ...] = ()
     measured_on: str = ""
     columns: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False, hash=False)
     fault: str | None = None
@@ -87,7 +89,8 @@ class Point:
 
         A repaired label, and a blank dtype that fits, are not uncertain.
         """
-        return self.fault is None and not self.label_note and "uncertain" not in self.layout_note
+        certain = not self.label_note and not self.doubts and "uncertain" not in self.layout_note
+        return self.fault is None and certain
 
     @property
     def group(self) -> tuple[str, str, str]:

@@ -37,6 +37,7 @@ _ENGINES: Final = {
 _DTYPES: Final = {
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "int4_wo": "w4a16", "int8_wo": "w8a16", "sq": "int8",
     "w4afp8": "w4a16", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4", "w4a8_mxfp4_fp8": "mxfp4",
+    "float8_e4m3fn": "fp8", "float8_e4m3": "fp8",
     "awq": "w4a16", "gptq": "w4a16", "auto": "", "default": "", "checkpoint default": "", "mixed": "",
 }  # fmt: skip
 # Tokens beyond the nominal lengths that the harnesses give max_model_len.
@@ -75,7 +76,8 @@ def deployment_of(point: Point, *, side: Side | None = None) -> Deployment:
     first: BstarError | None = None
     for layout in _layouts(point, model, engine, side):
         try:
-            found = _built(model, device, engine + version, run_flags(point, layout))
+            flags = run_flags(point, layout)
+            found = _built(model, device, engine + version, flags)
         except SpecError as error:
             first = first or error
             continue
@@ -85,8 +87,23 @@ def deployment_of(point: Point, *, side: Side | None = None) -> Deployment:
             continue
         if first is not None:
             notes += (f"layout taken as {layout.note}, because of the labelled one: {first}",)
+        notes += _beyond_context(point, found.model) + _of_recipe(point, flags)
         return replace(found, engine=_admitting(found.engine, point, notes))
     raise first or SpecError("layout: the row's GPUs cannot be laid out for the model")
+
+
+def _beyond_context(point: Point, model: ModelSpec) -> tuple[str, ...]:
+    limit, tokens = model.max_context_tokens, round(point.input_tokens + point.output_tokens)
+    return (f"requests of {tokens} tokens on a model of {limit}",) if limit and tokens > limit else ()
+
+
+def _of_recipe(point: Point, flags: dict[str, Any]) -> tuple[str, ...]:
+    """What the harness set that the row does not say."""
+    if point.harness != "inferencex" or point.is_disaggregated:
+        return ()
+    own = {"tp", "pp", "dp", "attention_dp", "ep", "enable_prefix_caching", "allow_long_max_model_len"}
+    said = sorted(f"{name} {value}" for name, value in flags.items() if name not in own)
+    return (f"flags of the harness's runs: {', '.join(said)}",)
 
 
 def _built(model: ModelSpec, device: DeviceSpec, engine: str, flags: dict[str, Any]) -> Deployment:

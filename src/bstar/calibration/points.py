@@ -10,11 +10,12 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from bstar.calibration.doubts import with_doubts
 from bstar.calibration.point import Point, Pool, Schema
 from bstar.calibration.point_deployments import deployment_of
 from bstar.errors import BstarError, ConfigError
@@ -26,6 +27,16 @@ SERVING_COLUMNS: Final = ("engine", "model", "gpu", "isl_tokens", "osl_tokens", 
 LATENCY_COLUMNS: Final = ("engine", "model", "gpu", "isl", "osl", "load_kind", "load_value")
 _MOST_BYTES: Final = 1 << 28
 _MS: Final = 1e-3
+# Most of what a cell can mean: clients, batches and prompts; GPUs and workers; tokens; milliseconds (fewest, most).
+_MOST_CLIENTS: Final = 100_000
+_MOST_SEQUENCES: Final = 1_000_000
+_MOST_GPUS: Final = 65_536
+_MOST_TOKENS: Final = 100_000_000
+_MEASURED_MS: Final = (1e-6, 1e9)
+
+
+_WANTED: Final = (f"a file of measured points has the columns {', '.join(SERVING_COLUMNS)}, or "
+                  f"{', '.join(LATENCY_COLUMNS)}")
 
 
 class _CellError(Exception):
@@ -54,12 +65,12 @@ def read_rows(text: str, *, source: str = "points") -> list[Point]:
     """The points of a CSV text. Raises ConfigError where the header is of neither schema."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        names = [name.strip() for name in reader.fieldnames or []]
+        names = _names(reader.fieldnames or [], source)
         reader.fieldnames = names
         schema = _schema(names, source)
         if schema == "serving":
-            return [serving_point(row, number) for number, row in _rows(reader)]
-        return _labelled([latency_row(row, number) for number, row in _rows(reader)])
+            return [with_doubts(serving_point(row, number)) for number, row in _rows(reader)]
+        return _labelled([with_doubts(latency_row(row, number)) for number, row in _rows(reader)])
     except csv.Error as error:
         raise ConfigError(f"points: {source}, line {reader.line_num}: {error}") from None
 
@@ -74,7 +85,7 @@ def _labelled(points: list[Point]) -> list[Point]:
         try:
             read.append(latency_point(point.columns))
         except BstarError as error:
-            points[place] = replace(point, fault=point.fault or str(error))
+            points[place] = replace(point, fault=point.fault or str(error).removeprefix(f"{point.id}: "))
             read.append(None)
     notes = label_notes([found for found in read if found is not None])
     return [
@@ -92,6 +103,41 @@ def _unzipped(data: bytes, file: Path) -> bytes:
         raise ConfigError(f"points: {file} is not a whole gzip file ({error})") from None
 
 
+def _names(header: Sequence[str], source: str) -> list[str]:
+    """Columns in lower case, words joined by _. Raises ConfigError where the first line is no header of columns."""
+    names = ["_".join(name.lower().split()) for name in header]
+    if not any(names):
+        raise ConfigError(f"points: {source} is empty; {_WANTED}")
+    known = {*SERVING_COLUMNS, *LATENCY_COLUMNS}
+    if not known & set(names):
+        for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+            if known & {part.strip().lower() for part in ",".join(header).split(sign)}:
+                raise ConfigError(f"points: {source} is separated by {name}; save it with commas (CSV)")
+        if _has_figures(names):
+            raise ConfigError(f"points: {source} has no header; {_WANTED}")
+    for metric in ("ttft", "tpot"):
+        if {f"{metric}_ms", f"{metric}_s"} <= set(names):
+            raise ConfigError(f"points: {source} has {metric}_ms and {metric}_s; keep one of them")
+    return names
+
+
+def _has_figures(names: Sequence[str]) -> bool:
+    """Whether a line looks like a row of values: some are numbers."""
+    return any(name.replace(".", "", 1).isdigit() for name in names)
+
+
+def _in_ms(cells: dict[str, str]) -> dict[str, str]:
+    """Cells with ttft_s and tpot_s as the milliseconds that the rest reads."""
+    for metric in ("ttft", "tpot"):
+        if f"{metric}_s" in cells:
+            text = cells.pop(f"{metric}_s")
+            try:
+                cells[f"{metric}_ms"] = repr(float(text) / _MS) if text else ""
+            except ValueError:
+                cells[f"{metric}_ms"] = text
+    return cells
+
+
 def _schema(names: list[str], source: str) -> Schema:
     repeated = sorted({name for name in names if name and names.count(name) > 1})
     if repeated:
@@ -102,8 +148,7 @@ def _schema(names: list[str], source: str) -> Schema:
         return "latency"
     columns = LATENCY_COLUMNS if "load_kind" in names else SERVING_COLUMNS
     missing = [name for name in columns if name not in names]
-    raise ConfigError(f"points: {source} lacks the column {', '.join(missing)}; a file of measured points has "
-                      f"{', '.join(SERVING_COLUMNS)}, or {', '.join(LATENCY_COLUMNS)}")
+    raise ConfigError(f"points: {source} lacks the column {', '.join(missing)}; {_WANTED}")
 
 
 def _rows(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -112,7 +157,7 @@ def _rows(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
         cells = {name: (value or "").strip() for name, value in row.items()
                  if name is not None and not isinstance(value, list)}
         if any(cells.values()):
-            yield reader.line_num, cells
+            yield reader.line_num, _in_ms(cells)
 
 
 def serving_point(row: Mapping[str, str], number: int = 0) -> Point:
@@ -121,13 +166,13 @@ def serving_point(row: Mapping[str, str], number: int = 0) -> Point:
     try:
         return Point(
             **labels, schema="serving",
-            mode=(row.get("mode") or "agg").lower(), harness=row.get("harness", "").lower(),
+            mode=_mode(row), harness=row.get("harness", "").lower(),
             weight_dtype=row.get("weight_dtype") or None, gemm_dtype=row.get("gemm_quant") or None,
             moe_dtype=row.get("moe_quant") or None, kv_dtype=row.get("kv_cache_dtype") or None,
             input_tokens=_tokens(row, "isl_tokens"), output_tokens=_tokens(row, "osl_tokens"),
-            concurrency=_need(row, "concurrency"), num_gpus=_whole(row, "num_gpus"),
-            attention_tp=_whole(row, "attention_tp"), attention_dp=_whole(row, "attention_dp"),
-            expert_parallel=_whole(row, "expert_parallel"), prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
+            concurrency=_need(row, "concurrency"), num_gpus=_gpus(row, "num_gpus"),
+            attention_tp=_gpus(row, "attention_tp"), attention_dp=_gpus(row, "attention_dp"),
+            expert_parallel=_gpus(row, "expert_parallel"), prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
             ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
             layout_note=row.get("layout_note", ""), label_note=row.get("label_note", ""),
         )  # fmt: skip
@@ -139,12 +184,13 @@ def latency_row(row: Mapping[str, str], number: int = 0) -> Point:
     """A row of the latency schema: its labels; `bstar.calibration.latency_points` reads the load."""
     labels = _labels(row, number)
     try:
+        _check_load(row)
         return Point(
             **labels, schema="latency", mode=row.get("load_kind", "").split(" ")[0], harness=row.get("load_kind", ""),
             weight_dtype=row.get("weight_dtype") or None, kv_dtype=row.get("kv_dtype") or None,
             input_tokens=_loose(row, "isl"), output_tokens=_loose(row, "osl"),
             concurrency=_whole(row, "load_value", loose=True) or _whole(row, "max_concurrency", loose=True) or 0,
-            num_gpus=_whole(row, "n_gpus"), attention_tp=_whole(row, "tp"), attention_dp=_whole(row, "dp", loose=True),
+            num_gpus=_ranks(row, "n_gpus"), attention_tp=_ranks(row, "tp"), attention_dp=_whole(row, "dp", loose=True),
             expert_parallel=_whole(row, "ep", loose=True),
             ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
             output_tokens_per_s=_number(row, "out_tok_s") or None,
@@ -166,7 +212,7 @@ def _labels(row: Mapping[str, str], number: int) -> dict[str, Any]:
 def _pool(row: Mapping[str, str], side: str) -> Pool | None:
     """The side's columns; None where the row has none of them."""
     def read(name: str) -> int | None:
-        return _whole(row, f"{side}_{name}")
+        return _gpus(row, f"{side}_{name}")
 
     tp, dp = read("tp_size"), read("attention_dp_size")
     if tp is None and dp is None and read("num_workers") is None:
@@ -190,7 +236,7 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
     return value
 
 
-def _whole(row: Mapping[str, str], column: str, *, loose: bool = False) -> int | None:
+def _whole(row: Mapping[str, str], column: str, *, loose: bool = False, most: int = 10**9) -> int | None:
     """A count, at least 1 (0 and blank: the row does not say). loose: what is no count is not said either."""
     try:
         value = _number(row, column)
@@ -200,24 +246,85 @@ def _whole(row: Mapping[str, str], column: str, *, loose: bool = False) -> int |
         raise
     if value is None or value == 0:
         return None
-    if value != int(value) or not 1 <= value <= 1e9:
+    if value != int(value) or not 1 <= value <= most:
         if loose:
             return None
-        raise _CellError(f"{column}: must be a whole number of at least 1, is {row[column][:60]!r}")
+        wanted = "of at least 1" if value < 1 or value <= most else f"of at most {most:,}"
+        raise _CellError(f"{column}: must be a whole number {wanted}, is {row[column][:60]!r}")
     return int(value)
 
 
+def _gpus(row: Mapping[str, str], column: str) -> int | None:
+    """A number of GPUs or of workers."""
+    return _whole(row, column, most=_MOST_GPUS)
+
+
+def _ranks(row: Mapping[str, str], column: str) -> int | None:
+    """The same, where 0 is no way to leave it open."""
+    found = _gpus(row, column)
+    if found is None and _number(row, column) is not None:
+        raise _CellError(f"{column}: must be a whole number of at least 1, is {row[column][:60]!r}")
+    return found
+
+
+def _mode(row: Mapping[str, str]) -> str:
+    """agg or disagg; a row that says neither and has both sides' columns is disaggregated."""
+    text = row.get("mode", "").lower()
+    if not text:
+        sides = [any(row.get(f"{side}_{name}") for name in ("num_workers", "tp_size", "attention_dp_size"))
+                 for side in ("prefill", "decode")]  # fmt: skip
+        return "disagg" if all(sides) else "agg"
+    if text.startswith(("agg", "disagg")):
+        return text
+    raise _CellError(f"mode: {text[:40]!r} is not known; use agg, or disagg with the prefill_* and decode_* columns")
+
+
+def _check_load(row: Mapping[str, str]) -> None:
+    """A load that cannot have been sent, and a layout of nothing."""
+    kind = row.get("load_kind", "").lower()
+    _ranks(row, "pp")
+    text = row.get("load_value", "")
+    if not text or text.lower() in ("inf", "nan"):
+        return
+    if "rate" in kind or "trace" in kind:
+        if (_number_in_range(text) or 0.0) <= 0.0:
+            raise _CellError(f"load_value: a rate must be above 0 requests per second, is {text[:60]!r}")
+        return
+    most = _MOST_CLIENTS if "closed" in kind or "concurrency" in kind else _MOST_SEQUENCES
+    value = _number_in_range(text)
+    if value is not None and (value != int(value) or not 1 <= value <= most):
+        raise _CellError(f"load_value: must be a whole number from 1 to {most:,}, is {text[:60]!r}")
+
+
+def _number_in_range(text: str) -> float | None:
+    """The number, where the text is one; the middle of a range is read elsewhere."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
 def _need(row: Mapping[str, str], column: str) -> int:
-    value = _whole(row, column)
+    value = _whole(row, column, most=_MOST_CLIENTS)
     if value is None:
-        raise _CellError(f"{column}: is empty; a point needs it")
+        _not_empty(row, column)
+        raise _CellError(f"{column}: must be a whole number of at least 1, is {row[column][:60]!r}")
     return value
+
+
+def _not_empty(row: Mapping[str, str], column: str) -> None:
+    if not row.get(column):
+        raise _CellError(f"{column}: is empty; a point needs it")
 
 
 def _tokens(row: Mapping[str, str], column: str) -> float:
     """A length, which may be a mean."""
+    _not_empty(row, column)
     value = _number(row, column)
-    if value is None or not 1 <= value <= 1e8:
+    if value is not None and value > _MOST_TOKENS:
+        raise _CellError(f"{column}: must be a number of tokens of at most {_MOST_TOKENS:,}, is {row[column][:60]!r}")
+    if value is None or value < 1:
         raise _CellError(f"{column}: must be a number of tokens of at least 1, is {row.get(column, '')[:60]!r}")
     return value
 
@@ -235,6 +342,8 @@ def _seconds(row: Mapping[str, str], column: str) -> float | None:
     value = _number(row, column)
     if value is not None and value < 0:
         raise _CellError(f"{column}: must not be negative, is {row[column][:60]!r}")
+    if value and not _MEASURED_MS[0] <= value <= _MEASURED_MS[1]:
+        raise _CellError(f"{column}: {row[column][:60]!r} is no time that can have been measured")
     return None if not value else value * _MS
 
 

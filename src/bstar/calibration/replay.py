@@ -15,11 +15,14 @@ from bstar.calibration.point_deployments import deployment_of
 from bstar.calibration.regimes import Regime, decode_regime, digits, regime_of
 from bstar.catalog.devices import with_overrides
 from bstar.errors import BstarError, InfeasibleError, SpecError
+from bstar.physics.kv_cache import kv_bytes_per_sequence
+from bstar.physics.partition import check_parallel
 from bstar.sim.deployed import DeployedEngine, deployed_engine
 from bstar.sim.stepwise import EngineRun
 from bstar.sim.ways import Way, way_of
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
+from bstar.units import format_bytes
 
 if TYPE_CHECKING:
     from bstar.calibration.profile import Profile
@@ -39,6 +42,8 @@ class Prediction:
     floor_s          TPOT that physics allows at the batch that the simulation found: no engine is faster
     regime           what held the engine back
     notes            what was assumed
+    counts           False: what was assumed makes the row another one, so it is in no error figure
+    profiled         whether a calibration was used
     """
 
     ttft_s: float | None = None
@@ -50,6 +55,8 @@ class Prediction:
     reason: str | None = None
     regime: Regime | None = None
     notes: tuple[str, ...] = ()
+    counts: bool = True
+    profiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,14 +95,50 @@ def replay(
     try:
         if point.fault is not None:
             return Prediction(reason=point.fault)
-        if point.schema == "latency":
-            return _latency(point, deployment, constants, profile)
-        if point.is_disaggregated:
-            return _disaggregated(point, constants)
-        found = _calibrated(deployment_of(point) if deployment is None else deployment, profile)
-        return predict(point, replayed(point, found, constants))
+        found = _predicted(point, deployment, constants, profile)
+    except MemoryError:
+        return Prediction(reason=_too_large(point))
     except BstarError as error:
-        return Prediction(reason=" ".join(str(error).split()))
+        return Prediction(reason=_reason(point, error))
+    if found.reason is not None:
+        found = replace(found, reason=_reason(point, found.reason))
+    return replace(found, notes=tuple(dict.fromkeys((*point.doubts, *found.notes))))
+
+
+def _predicted(
+    point: Point, deployment: Deployment | None, constants: Constants | None, profile: Profile | None
+) -> Prediction:
+    if point.schema == "latency":
+        return _latency(point, deployment, constants, profile)
+    if point.is_disaggregated:
+        return _disaggregated(point, constants)
+    own = deployment_of(point) if deployment is None else deployment
+    used = _calibrated(own, profile)
+    found = predict(point, replayed(point, used, constants))
+    return _profiled(replace(found, counts=_is_the_rows(used)), profile if used is not own else None)
+
+
+def _reason(point: Point, error: BstarError | str) -> str:
+    """One line, without the row's name, which stands beside it."""
+    return " ".join(str(error).split()).removeprefix(f"{point.id}: ")
+
+
+def _too_large(point: Point) -> str:
+    name = "load_value" if point.schema == "latency" else "concurrency"
+    return f"{name}: the requests of {point.concurrency:,} clients do not fit in this machine's memory; use fewer"
+
+
+def _is_the_rows(*deployments: Deployment) -> bool:
+    """Whether what runs can be what the row means. GPUs of a mixture of experts can be laid out in ways that labels do
+    not name; those of a dense model cannot, so a label that is impossible for one is wrong."""
+    return not any(note.startswith("layout taken as") or ("dtype" in note and "is not known" in note)
+                   for d in deployments if not d.model.is_moe for note in d.engine.notes)  # fmt: skip
+
+
+def _profiled(prediction: Prediction, profile: Profile | None) -> Prediction:
+    if profile is None:
+        return prediction
+    return replace(prediction, profiled=True, notes=(*prediction.notes, "predicted with the profile"))
 
 
 def replayed(point: Point, deployment: Deployment, constants: Constants | None = None) -> Replayed:
@@ -200,7 +243,7 @@ def _disaggregated(point: Point, constants: Constants | None) -> Prediction:
         regime = decode_regime(found.decode, batch, point.input_tokens + point.output_tokens / 2.0)
         regime = replace(regime, floor_s=regime.floor_s / ACCEPTANCE.tokens_per_step(found.layout.drafted))
     prediction = Prediction(ttft_s=ttft_s, tpot_s=tpot_s, floor_s=None if regime is None else regime.floor_s,
-                            regime=regime, notes=found.notes)
+                            regime=regime, notes=found.notes, counts=_is_the_rows(found.prefill, found.decode))
     return _ranged(prediction, point, found.decode)
 
 
@@ -213,15 +256,37 @@ def _latency(
 
     measured = latency_point(point.columns)
     mapped = latency_deployment(measured)
-    used = _calibrated(deployment or mapped.deployment, profile)
+    own = deployment or mapped.deployment
+    used = _calibrated(own, profile)
+    doubts = _latency_doubts(point, used)
     found = replay_latency_point(measured, used, constants)
     regime = None
     if found.batch is not None and found.reason is None:
         regime = decode_regime(used, found.batch, point.input_tokens + point.output_tokens / 2.0)
     prediction = Prediction(
         ttft_s=found.ttft_s, tpot_s=found.tpot_s, output_tokens_per_s=found.out_tokens_per_s, reason=found.reason,
-        regime=regime, floor_s=found.floor_s, notes=(*mapped.notes, *found.notes))
-    return _ranged(prediction, point, used)
+        regime=regime, floor_s=found.floor_s, notes=(*mapped.notes, *found.notes, *doubts),
+        counts=not any(note.startswith(("layout", "memory")) for note in doubts))
+    return _ranged(_profiled(prediction, profile if used is not own else None), point, used)
+
+
+def _latency_doubts(point: Point, deployment: Deployment) -> tuple[str, ...]:
+    """What no run can have been. Raises SpecError for a batch that no memory holds."""
+    model, split = deployment.model, deployment.parallel
+    refused = check_parallel(model, split, deployment.engine)
+    notes = tuple(f"layout doubtful: it was measured, though {reason}" for reason in refused[:1])
+    if point.mode != "static_batch" or not point.input_tokens:
+        return notes
+    tokens = point.input_tokens + point.output_tokens
+    limit, memory = model.max_context_tokens, deployment.device.reported_memory_bytes
+    if limit and tokens > limit:
+        notes += (f"requests of {round(tokens)} tokens on a model of {limit}",)
+    ranks = split.dp * split.attention_dp
+    cache = kv_bytes_per_sequence(model, deployment.kv_format, tokens, split) * point.concurrency / ranks
+    said = f"the cache of {point.concurrency:,} sequences of {round(tokens):,} tokens is {format_bytes(cache)} a GPU"
+    if cache > _MEMORY_FACTORS[-1] * memory:
+        raise SpecError(f"load_value: {said}, which has {format_bytes(memory)}; nothing can have run so")
+    return (*notes, f"memory not limited: {said}, which has {format_bytes(memory)}") if cache > memory else notes
 
 
 def _ranged(prediction: Prediction, point: Point, deployment: Deployment) -> Prediction:

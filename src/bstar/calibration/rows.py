@@ -19,7 +19,7 @@ def outcome_row(outcome: Outcome) -> dict[str, Any]:
         "predicted_ttft_range_s": found.ttft_range_s, "predicted_tpot_range_s": found.tpot_range_s,
         "measured_ttft_s": point.ttft_s, "measured_tpot_s": point.tpot_s, "ttft_error": outcome.error("ttft"),
         "tpot_error": outcome.error("tpot"), "predicted_output_tokens_per_s": found.output_tokens_per_s,
-        "measured_output_tokens_per_s": point.output_tokens_per_s, "counted": point.counts,
+        "measured_output_tokens_per_s": point.output_tokens_per_s, "counted": outcome.counts,
         "floor_tpot_s": found.floor_s,
         "peer_ttft_s": None if peer is None else peer.ttft_s, "peer_tpot_s": None if peer is None else peer.tpot_s,
         **{axis: label_of(outcome, axis) for axis in AXES if axis != "regime"},

@@ -39,6 +39,11 @@ class Outcome:
         found = self.prediction
         return any(v is not None for v in (found.tpot_s, found.ttft_s, found.output_tokens_per_s))
 
+    @property
+    def counts(self) -> bool:
+        """Whether the row is in the error figures: answered, with labels and assumptions that are certain."""
+        return self.answered and self.point.counts and self.prediction.counts
+
     def measured(self, metric: Metric) -> float | None:
         """Seconds, or tokens per second."""
         return _figure(self.point, metric)
@@ -114,7 +119,7 @@ def error_figures(errors: Iterable[float]) -> ErrorFigures:
 
 def summary_of(outcomes: Sequence[Outcome]) -> Summary:
     """The figures of `outcomes`."""
-    counted = [o for o in outcomes if o.point.counts]
+    counted = [o for o in outcomes if o.counts]
     ours = {metric: error_figures(_errors(counted, metric)) for metric in METRICS}
     answered = sum(o.answered for o in outcomes)
     return Summary(

@@ -43,7 +43,7 @@ def worst_rows(outcomes: Sequence[Outcome], count: int, *, metric: Metric | None
     for outcome in outcomes:
         for name in METRICS if metric is None else (metric,):
             error = outcome.error(name)
-            if error is not None and outcome.point.counts:
+            if error is not None and outcome.counts:
                 found.append((abs(math.log1p(error)), outcome, name))
     if metric is None:  # a TPOT weighs more: TTFTs behind a queue can be anything
         found = [f for f in found if f[2] == "tpot"]

@@ -63,5 +63,7 @@ def _safely(point: Point, profile: Profile | None) -> Prediction:
     """One row must not end a file: what bstar should never raise is the row's reason, and says that it is a bug."""
     try:
         return replay(point, profile=profile)
+    except MemoryError:
+        return Prediction(reason="the row's requests do not fit in this machine's memory")
     except Exception as error:
         return Prediction(reason=f"bug in bstar ({type(error).__name__}: {error})"[:300])

@@ -72,7 +72,7 @@ def _rows(outcomes: Sequence[Outcome], metric: Metric) -> list[dict[str, Any]]:
     for o in outcomes:
         error = o.error(metric)
         measured = o.point.tpot_s if metric == "tpot" else o.point.ttft_s
-        if error is None or measured is None or not o.point.counts:
+        if error is None or measured is None or not o.counts:
             continue
         kind = kind_of(o.point)
         rows.append({
