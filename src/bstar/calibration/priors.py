@@ -12,7 +12,7 @@ from typing import Final, Literal
 from bstar.calibration.intervals import device_was_measured
 from bstar.calibration.profile import PEAK, limits_of
 from bstar.catalog.devices import PROBED_IDS
-from bstar.latency.constants import LINKS, Constants, constant_specs, constants_for
+from bstar.latency.constants import GEMM_CLASSES, LINKS, Constants, constant_specs, constants_for
 from bstar.latency.step_model import build_step_model
 from bstar.physics.batch import BatchShape
 from bstar.specs.deployment import Deployment
@@ -89,6 +89,7 @@ def _priors() -> tuple[tuple[str, Kind, tuple[float, float]], ...]:
     """(constant, kind, (spread on devices that were measured, elsewhere))."""
     raw = tomllib.loads(files("bstar.calibration").joinpath("data/priors.toml").read_text(encoding="utf-8"))
     names = {f"scale.{k}": v for k, v in raw["scale"].items()} | dict(raw["host"])
+    names |= {f"gemm.{kind}.{k}": v for kind in GEMM_CLASSES for k, v in raw["matrix"].items()}
     names |= {f"collective.{link}.{k}": v for link in LINKS for k, v in raw["link"].items()}
     return tuple((name, v["kind"], (float(v["spread"]), float(v["elsewhere"])))
                  for name, v in names.items() if name in constant_specs())

@@ -102,6 +102,10 @@ def _show(profile: Profile, detail: str) -> None:
         output.heading(profile.scope.model, detail), output.line(""),
         output.heading("measured and predicted", "means of a run"),
         output.table(("load", "tokens", "", "measured", "fitted", "calibrated", "off"), points, left=(0, 1, 2)),
+        output.line("  clients of a closed loop begin spread over one request's time, which does not count, unless a "
+                    "point says start: burst or brings its requests; bstar simulate --start even is that load",
+                    style="dim")
+        if any(point.load == "concurrency" for point in profile.points) else output.line(""),
         output.line(""),
     ]
     if moved:
