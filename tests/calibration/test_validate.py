@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from bstar.calibration.replay import Prediction, replay
 from bstar.calibration.summary import AXES, Outcome, error_figures, summaries_by, summary_of
 from bstar.calibration.suspects import worst_rows
 from bstar.calibration.validation import validate
+from bstar.interfaces.cli.heartbeat import heartbeat
 from bstar.interfaces.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -262,3 +264,29 @@ def test_the_fits_report_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_page_of_few_rows_has_no_empty_section() -> None:
     text = page_text([outcome(1.1, 1.0)], images={}, command="bstar validate --points x.csv")
     assert "## Aggregated serving" in text and "## Disaggregated serving" not in text
+
+
+def test_rows_of_one_id_and_empty_axes_are_said(run: Callable[..., Result], file: Path) -> None:
+    file.write_text("\n".join((HEAD, ROWS[2], ROWS[2])) + "\n", encoding="utf-8")
+    found = run("--points", str(file), "--jobs", "1", "--worst", "1k")
+    assert "note: --points: 1 ids stand in several rows ('c' first)" in found.stderr and found.exit_code == 0
+    assert run("--points", str(file), "--by", "engine,,gpu").exit_code == 2
+
+
+def test_help_names_every_column_that_is_read(run: Callable[..., Result]) -> None:
+    text = run("--help").stdout
+    page = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+    for name in ("prefill_", "decode_", "num_workers", "tp_size", "mode", "load_kind", "static_batch", "n_gpus",
+                 "attention_dp_size", "ttft_s", "max_load"):  # fmt: skip
+        assert name in text and name in page
+
+
+def test_long_work_shows_that_it_lives(capsys: pytest.CaptureFixture[str]) -> None:
+    with heartbeat("points", first_s=0.02, every_s=0.02) as report:
+        time.sleep(0.05)
+        report(3, 7)
+        time.sleep(0.1)
+    with heartbeat("points", first_s=5.0) as report:
+        report(7, 7)
+    said = capsys.readouterr().err
+    assert "compiling" in said and "3 of 7 points after" in said and "7 of 7" not in said

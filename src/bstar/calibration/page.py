@@ -81,7 +81,21 @@ _HARNESSES: Final = """
 
 _OWN: Final = """
 Any CSV with these columns is replayed the same way; others are ignored, and those after `concurrency` may be missing. A
-row that cannot be read, or whose model or GPU is not known, has a reason instead of a prediction.
+row that cannot be read, that nothing can have run, or whose model or GPU is not known, has a reason instead of a
+prediction; one whose labels contradict each other is predicted with a note and counts in no error.
+
+Columns, in any order and case:
+
+- Aggregated: `engine`, `model`, `gpu`, `isl_tokens`, `osl_tokens`, `concurrency`; where known `id`, `engine_version`,
+  `harness`, `measured_on`, `weight_dtype`, `kv_cache_dtype`, `num_gpus`, `attention_tp`, `attention_dp`,
+  `expert_parallel`, `ttft_ms`, `tpot_ms` (or `ttft_s`, `tpot_s`).
+- Disaggregated: those, `mode` (`disagg`; else `agg`), `prefill_tp_size`, `decode_tp_size` (of one worker),
+  `prefill_num_workers`, `decode_num_workers`; of either side also `prefill_attention_dp_size`,
+  `decode_attention_dp_size`, `…_pp_size`, `…_moe_tp_size`, `…_moe_ep_size`.
+- Other loads: `engine`, `model`, `gpu`, `isl`, `osl`, `load_kind`, `load_value`; where known `n_gpus`, `tp`, `pp`,
+  `dp`, `ep`, `weight_dtype`, `kv_dtype`, `max_concurrency`, `num_prompts`, `flags`, `ttft_ms`, `tpot_ms`, `itl_ms`,
+  `e2e_ms`, `out_tok_s`. `load_kind` is `static_batch` (`load_value`: sequences), `all_at_once` or `max_load` (prompts,
+  or `inf`), `closed` (clients), `rate` or `trace` (requests per second).
 
 <!-- output: free -->
 ```console

@@ -15,6 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from bstar.calibration.cells import (
+    MOST_CLIENTS,
+    MS,
+    CellError,
+    clients_of,
+    gpus_of,
+    loose_tokens,
+    number_of,
+    ranks_of,
+    seconds_of,
+    tokens_of,
+    whole_of,
+)
 from bstar.calibration.doubts import with_doubts
 from bstar.calibration.point import Point, Pool, Schema
 from bstar.calibration.point_deployments import deployment_of
@@ -26,21 +39,12 @@ __all__ = ["LATENCY_COLUMNS", "SERVING_COLUMNS", "Point", "Pool", "deployment_of
 SERVING_COLUMNS: Final = ("engine", "model", "gpu", "isl_tokens", "osl_tokens", "concurrency")
 LATENCY_COLUMNS: Final = ("engine", "model", "gpu", "isl", "osl", "load_kind", "load_value")
 _MOST_BYTES: Final = 1 << 28
-_MS: Final = 1e-3
-# Most of what a cell can mean: clients, batches and prompts; GPUs and workers; tokens; milliseconds (fewest, most).
-_MOST_CLIENTS: Final = 100_000
+# Most clients of a closed loop, sequences and prompts of other loads.
 _MOST_SEQUENCES: Final = 1_000_000
-_MOST_GPUS: Final = 65_536
-_MOST_TOKENS: Final = 100_000_000
-_MEASURED_MS: Final = (1e-6, 1e9)
 
 
 _WANTED: Final = (f"a file of measured points has the columns {', '.join(SERVING_COLUMNS)}, or "
                   f"{', '.join(LATENCY_COLUMNS)}")
-
-
-class _CellError(Exception):
-    """A cell that is not what its column holds."""
 
 
 def read_points(path: str | Path) -> list[Point]:
@@ -132,7 +136,7 @@ def _in_ms(cells: dict[str, str]) -> dict[str, str]:
         if f"{metric}_s" in cells:
             text = cells.pop(f"{metric}_s")
             try:
-                cells[f"{metric}_ms"] = repr(float(text) / _MS) if text else ""
+                cells[f"{metric}_ms"] = repr(float(text) / MS) if text else ""
             except ValueError:
                 cells[f"{metric}_ms"] = text
     return cells
@@ -169,14 +173,14 @@ def serving_point(row: Mapping[str, str], number: int = 0) -> Point:
             mode=_mode(row), harness=row.get("harness", "").lower(),
             weight_dtype=row.get("weight_dtype") or None, gemm_dtype=row.get("gemm_quant") or None,
             moe_dtype=row.get("moe_quant") or None, kv_dtype=row.get("kv_cache_dtype") or None,
-            input_tokens=_tokens(row, "isl_tokens"), output_tokens=_tokens(row, "osl_tokens"),
-            concurrency=_need(row, "concurrency"), num_gpus=_gpus(row, "num_gpus"),
-            attention_tp=_gpus(row, "attention_tp"), attention_dp=_gpus(row, "attention_dp"),
-            expert_parallel=_gpus(row, "expert_parallel"), prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
-            ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
+            input_tokens=tokens_of(row, "isl_tokens"), output_tokens=tokens_of(row, "osl_tokens"),
+            concurrency=clients_of(row, "concurrency"), num_gpus=gpus_of(row, "num_gpus"),
+            attention_tp=gpus_of(row, "attention_tp"), attention_dp=gpus_of(row, "attention_dp"),
+            expert_parallel=gpus_of(row, "expert_parallel"), prefill=_pool(row, "prefill"), decode=_pool(row, "decode"),
+            ttft_s=seconds_of(row, "ttft_ms"), tpot_s=seconds_of(row, "tpot_ms"),
             layout_note=row.get("layout_note", ""), label_note=row.get("label_note", ""),
         )  # fmt: skip
-    except _CellError as error:
+    except CellError as error:
         return Point(**labels, schema="serving", mode=(row.get("mode") or "agg").lower(), fault=str(error))
 
 
@@ -188,15 +192,16 @@ def latency_row(row: Mapping[str, str], number: int = 0) -> Point:
         return Point(
             **labels, schema="latency", mode=row.get("load_kind", "").split(" ")[0], harness=row.get("load_kind", ""),
             weight_dtype=row.get("weight_dtype") or None, kv_dtype=row.get("kv_dtype") or None,
-            input_tokens=_loose(row, "isl"), output_tokens=_loose(row, "osl"),
-            concurrency=_whole(row, "load_value", loose=True) or _whole(row, "max_concurrency", loose=True) or 0,
-            num_gpus=_ranks(row, "n_gpus"), attention_tp=_ranks(row, "tp"), attention_dp=_whole(row, "dp", loose=True),
-            expert_parallel=_whole(row, "ep", loose=True),
-            ttft_s=_seconds(row, "ttft_ms"), tpot_s=_seconds(row, "tpot_ms"),
-            output_tokens_per_s=_number(row, "out_tok_s") or None,
+            input_tokens=loose_tokens(row, "isl"), output_tokens=loose_tokens(row, "osl"),
+            concurrency=whole_of(row, "load_value", loose=True) or whole_of(row, "max_concurrency", loose=True) or 0,
+            num_gpus=ranks_of(row, "n_gpus"), attention_tp=ranks_of(row, "tp"),
+            attention_dp=whole_of(row, "dp", loose=True),
+            expert_parallel=whole_of(row, "ep", loose=True),
+            ttft_s=seconds_of(row, "ttft_ms"), tpot_s=seconds_of(row, "tpot_ms"),
+            output_tokens_per_s=number_of(row, "out_tok_s") or None,
             layout_note=row.get("layout_note", ""), label_note=row.get("label_note", ""),
         )  # fmt: skip
-    except _CellError as error:
+    except CellError as error:
         return Point(**labels, schema="latency", mode=row.get("load_kind", ""), fault=str(error))
 
 
@@ -212,7 +217,7 @@ def _labels(row: Mapping[str, str], number: int) -> dict[str, Any]:
 def _pool(row: Mapping[str, str], side: str) -> Pool | None:
     """The side's columns; None where the row has none of them."""
     def read(name: str) -> int | None:
-        return _gpus(row, f"{side}_{name}")
+        return gpus_of(row, f"{side}_{name}")
 
     tp, dp = read("tp_size"), read("attention_dp_size")
     if tp is None and dp is None and read("num_workers") is None:
@@ -221,50 +226,6 @@ def _pool(row: Mapping[str, str], side: str) -> Pool | None:
         workers=read("num_workers"), tp=tp or 1, pp=read("pp_size") or 1, attention_dp=dp or 1,
         moe_tp=read("moe_tp_size"), moe_ep=read("moe_ep_size"), batch_size=read("batch_size"),
     )  # fmt: skip
-
-
-def _number(row: Mapping[str, str], column: str) -> float | None:
-    text = row.get(column, "")
-    if not text or text.lower() in ("nan", "none", "null", "n/a"):
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise _CellError(f"{column}: {text[:60]!r} is not a number")
-    return value
-
-
-def _whole(row: Mapping[str, str], column: str, *, loose: bool = False, most: int = 10**9) -> int | None:
-    """A count, at least 1 (0 and blank: the row does not say). loose: what is no count is not said either."""
-    try:
-        value = _number(row, column)
-    except _CellError:
-        if loose:
-            return None
-        raise
-    if value is None or value == 0:
-        return None
-    if value != int(value) or not 1 <= value <= most:
-        if loose:
-            return None
-        wanted = "of at least 1" if value < 1 or value <= most else f"of at most {most:,}"
-        raise _CellError(f"{column}: must be a whole number {wanted}, is {row[column][:60]!r}")
-    return int(value)
-
-
-def _gpus(row: Mapping[str, str], column: str) -> int | None:
-    """A number of GPUs or of workers."""
-    return _whole(row, column, most=_MOST_GPUS)
-
-
-def _ranks(row: Mapping[str, str], column: str) -> int | None:
-    """The same, where 0 is no way to leave it open."""
-    found = _gpus(row, column)
-    if found is None and _number(row, column) is not None:
-        raise _CellError(f"{column}: must be a whole number of at least 1, is {row[column][:60]!r}")
-    return found
 
 
 def _mode(row: Mapping[str, str]) -> str:
@@ -276,24 +237,24 @@ def _mode(row: Mapping[str, str]) -> str:
         return "disagg" if all(sides) else "agg"
     if text.startswith(("agg", "disagg")):
         return text
-    raise _CellError(f"mode: {text[:40]!r} is not known; use agg, or disagg with the prefill_* and decode_* columns")
+    raise CellError(f"mode: {text[:40]!r} is not known; use agg, or disagg with the prefill_* and decode_* columns")
 
 
 def _check_load(row: Mapping[str, str]) -> None:
     """A load that cannot have been sent, and a layout of nothing."""
     kind = row.get("load_kind", "").lower()
-    _ranks(row, "pp")
+    ranks_of(row, "pp")
     text = row.get("load_value", "")
     if not text or text.lower() in ("inf", "nan"):
         return
     if "rate" in kind or "trace" in kind:
         if (_number_in_range(text) or 0.0) <= 0.0:
-            raise _CellError(f"load_value: a rate must be above 0 requests per second, is {text[:60]!r}")
+            raise CellError(f"load_value: a rate must be above 0 requests per second, is {text[:60]!r}")
         return
-    most = _MOST_CLIENTS if "closed" in kind or "concurrency" in kind else _MOST_SEQUENCES
+    most = MOST_CLIENTS if "closed" in kind or "concurrency" in kind else _MOST_SEQUENCES
     value = _number_in_range(text)
     if value is not None and (value != int(value) or not 1 <= value <= most):
-        raise _CellError(f"load_value: must be a whole number from 1 to {most:,}, is {text[:60]!r}")
+        raise CellError(f"load_value: must be a whole number from 1 to {most:,}, is {text[:60]!r}")
 
 
 def _number_in_range(text: str) -> float | None:
@@ -303,47 +264,3 @@ def _number_in_range(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def _need(row: Mapping[str, str], column: str) -> int:
-    value = _whole(row, column, most=_MOST_CLIENTS)
-    if value is None:
-        _not_empty(row, column)
-        raise _CellError(f"{column}: must be a whole number of at least 1, is {row[column][:60]!r}")
-    return value
-
-
-def _not_empty(row: Mapping[str, str], column: str) -> None:
-    if not row.get(column):
-        raise _CellError(f"{column}: is empty; a point needs it")
-
-
-def _tokens(row: Mapping[str, str], column: str) -> float:
-    """A length, which may be a mean."""
-    _not_empty(row, column)
-    value = _number(row, column)
-    if value is not None and value > _MOST_TOKENS:
-        raise _CellError(f"{column}: must be a number of tokens of at most {_MOST_TOKENS:,}, is {row[column][:60]!r}")
-    if value is None or value < 1:
-        raise _CellError(f"{column}: must be a number of tokens of at least 1, is {row.get(column, '')[:60]!r}")
-    return value
-
-
-def _loose(row: Mapping[str, str], column: str) -> float:
-    """A length, 0 where the cell is not one number."""
-    try:
-        return max(_number(row, column) or 0.0, 0.0)
-    except _CellError:
-        return 0.0
-
-
-def _seconds(row: Mapping[str, str], column: str) -> float | None:
-    """Milliseconds of the file in seconds; 0 and blank: not measured."""
-    value = _number(row, column)
-    if value is not None and value < 0:
-        raise _CellError(f"{column}: must not be negative, is {row[column][:60]!r}")
-    if value and not _MEASURED_MS[0] <= value <= _MEASURED_MS[1]:
-        raise _CellError(f"{column}: {row[column][:60]!r} is no time that can have been measured")
-    return None if not value else value * _MS
-
-

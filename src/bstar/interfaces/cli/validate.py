@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,8 @@ import click
 
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.params import POSITIVE, apply, json_option
+from bstar.interfaces.cli.heartbeat import heartbeat
+from bstar.interfaces.cli.params import COUNT, POSITIVE, apply, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
@@ -26,9 +26,16 @@ Examples:
   bstar validate --by engine,regime --plots charts
   bstar validate --page docs/validation.md --jobs 2
 
-Columns of a points file: engine, model, gpu, isl_tokens, osl_tokens, concurrency, and where known id, engine_version,
-weight_dtype, num_gpus, attention_tp, attention_dp, expert_parallel, harness, ttft_ms, tpot_ms (or those of static
-batches: isl, osl, load_kind, load_value, …); others are ignored.
+Columns of a points file, in any order and case; others are ignored. Serving: engine, model, gpu, isl_tokens,
+osl_tokens, concurrency, and where known id, engine_version, weight_dtype, kv_cache_dtype, num_gpus, attention_tp,
+attention_dp, expert_parallel, harness, ttft_ms, tpot_ms (or ttft_s, tpot_s).
+
+Disaggregated: those, mode (agg or disagg), and prefill_tp_size, decode_tp_size, prefill_num_workers,
+decode_num_workers; of either side also _attention_dp_size, _pp_size, _moe_tp_size, _moe_ep_size.
+
+Other loads: engine, model, gpu, isl, osl, load_kind (static_batch, all_at_once, closed, max_load, rate, trace),
+load_value (sequences, clients or requests per second), and where known n_gpus, tp, pp, dp, ep, weight_dtype, kv_dtype,
+max_concurrency, num_prompts, flags, ttft_ms, tpot_ms, itl_ms, e2e_ms, out_tok_s.
 """
 _AXES = "engine,gpu,model,dtype,regime"
 
@@ -41,7 +48,7 @@ _AXES = "engine,gpu,model,dtype,regime"
                  help="Predict rows of its model, GPU and engine with this calibration (bstar calibrate)."),
     click.option("--by", "axes", default=_AXES, show_default=True, metavar="A,B,…",
                  help="Break errors down by kind, engine, gpu, model, dtype, regime (what binds), harness."),
-    click.option("--worst", type=click.IntRange(min=0), default=10, show_default=True, metavar="N",
+    click.option("--worst", type=COUNT, default="10", show_default=True, metavar="N",
                  help="Rows with the largest errors to print, each with the suspected reason."),
     click.option("--sample", type=POSITIVE, metavar="N", help="At most N rows, evenly spread over the file."),
     click.option("--plots", type=click.Path(path_type=Path), metavar="DIR",
@@ -88,7 +95,7 @@ def _command() -> str:
 
 
 def _wanted(axes: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    wanted = tuple(dict.fromkeys(axis.strip().lower() for axis in axes.split(",") if axis.strip()))
+    wanted = tuple(dict.fromkeys(axis.strip().lower() for axis in axes.split(",")))
     for axis in wanted:
         if axis not in known:
             raise SpecError(f"--by: {axis[:40]!r} is not known; use some of {', '.join(known)}")
@@ -105,6 +112,9 @@ def _taken(points: Path | None) -> list[Point]:
     found = read_points(points)
     if not found:
         raise SpecError(f"--points: {points} has a header and no row")
+    twice = [name for name, count in Counter(point.id for point in found).items() if count > 1]
+    if twice:
+        output.warn(f"--points: {len(twice):,} ids stand in several rows ({twice[0]!r} first); each row counts")
     return found
 
 
@@ -119,24 +129,5 @@ def _outcomes(points: list[Point], profile: Path | None, jobs: int | None) -> li
     from bstar.calibration.validation import validate as replayed
 
     used = None if profile is None else read_profile(profile)
-    with _progress() as report:
+    with heartbeat("points") as report:
         return replayed(points, profile=used, jobs=jobs, progress=report)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """A count on stderr in a terminal; None elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-
-    def report(done: int, total: int) -> None:
-        if done % 16 == 0 or done == total:
-            click.echo(f"\r{done:,} of {total:,} points ", nl=False, err=True)
-
-    try:
-        yield report
-    finally:
-        click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
-
-

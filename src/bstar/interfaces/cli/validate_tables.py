@@ -33,6 +33,9 @@ def validation_parts(outcomes: Sequence[Outcome], axes: Sequence[str], *, worst:
     parts.append(output.line(
         "errors are |predicted / measured − 1| (bias: its signed mean, |ln|: mean of |ln predicted / measured|) over "
         f"rows that count; peer: {PEER_NAME}, medians on the rows that it answers", style="dim"))
+    profiled = sum(o.prediction.profiled for o in outcomes)
+    if profiled:
+        parts.append(output.line(f"{profiled:,} of {whole.rows:,} rows are predicted with the profile", style="dim"))
     if len(outcomes) <= _FEW:
         parts += _all_rows(outcomes)
     elif worst:
