@@ -35,7 +35,7 @@ from bstar.traffic import poisson
 
 HERE = Path(__file__).resolve().parent
 CHUNKS, GAP_S, LATE_S = 50, 0.1, 0.02
-RATES = (50, 100, 150, 200, 300, 400, 500, 700, 1000, 1400, 2000)
+RATES = (10, 25, 50, 100, 150, 200, 300, 400, 500, 700, 1000, 1400, 2000)
 PORT = 18123
 
 

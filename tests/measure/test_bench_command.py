@@ -193,6 +193,16 @@ def test_a_key_shows_in_no_traceback(monkeypatch):
         __import__("pickle").dumps(Secret("x"))
 
 
+@pytest.mark.parametrize("key", ["bad\nkey-1234", "ключ-1234"])
+def test_a_key_that_no_header_can_hold_is_one_line_without_it(key, tmp_path):
+    with FakeServer(good) as server:
+        code, out, err = call("--url", server.url, *LOAD, "--no-out", key=key)
+    assert code == 2
+    assert err.startswith("error: OPENAI_API_KEY: ")
+    assert len(err.strip().splitlines()) == 1
+    assert "1234" not in out + err
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--url", "ftp://x", *LOAD), "--url"), (("--url", "http://user:pw@x", *LOAD), "environment"),
     (("--url", "http://127.0.0.1:9", *LOAD), "nothing answers"), (LOAD, "--url"),

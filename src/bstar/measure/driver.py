@@ -33,6 +33,8 @@ _PREPARED_BYTES: Final = 256_000_000
 _LOOKAHEAD: Final = 32
 # A closed-loop client whose request fails waits before the next: without that a broken server eats the load at once.
 _BACKOFF_S, _MOST_BACKOFF_S, _MOST_RETRY_AFTER_S = 0.05, 5.0, 60.0
+# Clients of a closed loop give up on a server where nothing has listened for so long.
+_GONE_S: Final = 10.0
 # The timers of an event loop are whole milliseconds: aim behind the moment, never before it.
 _TIMER_S = 0.0005
 
@@ -58,6 +60,7 @@ class Driver:
         self._prompts: dict[int, Prompt] = {}
         self._answers: dict[int, Answer] = {}
         self._failures_in_a_row = 0
+        self._refused_since_s = math.inf
         self._stopping = False
         self._gone: set[int] = set()  # requests whose body is not needed any more
         self._over: asyncio.Future[None] | None = None
@@ -232,7 +235,10 @@ class Driver:
             self._failures_in_a_row += 1
         else:
             self._failures_in_a_row = 0
+        self._refused_since_s = min(self._refused_since_s, outcome.end_s) if outcome.error == "refused" else math.inf
         self._answered(outcome)
+        if self._closed and outcome.end_s - self._refused_since_s > _GONE_S:
+            self._stop_sending()
         if not self.job.keep_text:
             outcome.text = None
         self._rows.append(outcome.row())

@@ -31,10 +31,10 @@ class Timeouts:
     request_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("connect_s", "stall_s", "request_s"):
+        flags = {"connect_s": "connect timeout", "stall_s": "--stall-timeout", "request_s": "--timeout"}
+        for name, flag in flags.items():
             if not 0 < getattr(self, name) < float("inf"):
-                raise SpecError(f"timeout {name.removesuffix('_s')}: must be positive and finite, "
-                                f"is {getattr(self, name)}")
+                raise SpecError(f"{flag}: must be positive and finite, is {getattr(self, name)}; give a time like 60s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,10 @@ def parse_endpoint(
 def _header(text: str) -> tuple[str, str]:
     name, sign, value = text.partition(":")
     name, value = name.strip(), value.strip()
-    if not sign or not _HEADER.fullmatch(name) or any(ord(c) < 32 or ord(c) > 255 for c in value):
+    if not sign or not _HEADER.fullmatch(name):
         raise SpecError(f"--header: {name!r} is not understood; write it like 'X-Name: value'")
+    if any(ord(c) < 32 or ord(c) > 255 for c in value):
+        raise SpecError(f"--header: the value of {name} holds a character that no header can")
     if name.lower() in ("content-length", "host", "transfer-encoding", "connection", "accept-encoding"):
         raise SpecError(f"--header: {name} is set by the client itself")
     return name, value

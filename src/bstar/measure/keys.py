@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from bstar.errors import SpecError
+
 DEFAULT_VARIABLES: Final = ("BSTAR_API_KEY", "OPENAI_API_KEY")
 HIDDEN: Final = "***"
 
@@ -41,10 +43,12 @@ class KeySource:
     variable: str | None = None
 
     def read(self) -> Secret | None:
-        """The key, or None where there is none."""
+        """The key, or None where there is none. Raises SpecError, which never shows it, where no header can hold it."""
         for name in (self.variable,) if self.variable else DEFAULT_VARIABLES:
             value = os.environ.get(name, "").strip()
             if value:
+                if not value.isascii() or not value.isprintable():
+                    raise SpecError(f"{name}: the API key holds a line break or a character outside ASCII; set it anew")
                 return Secret(value)
         return None
 

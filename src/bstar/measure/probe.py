@@ -151,7 +151,9 @@ class _Probe:
         outcome = ask_once(self.endpoint, self.addresses, options.body(prompt, tokens), output_tokens=tokens)
         if outcome.error and outcome.status not in _REFUSED:
             text = hide(outcome.error_text, self.endpoint.key.read())
-            raise ServerError(f"server: a plain request fails: {outcome.error} ({text or meaning(outcome.error)})")
+            hint = "; is this an OpenAI-compatible API? check --url" if outcome.error.startswith("malformed") else ""
+            why = text or meaning(outcome.error)
+            raise ServerError(f"server: a plain request fails: {outcome.error} ({why}){hint}")
         return outcome
 
     def accepted(self, options: BodyOptions, prompt: Prompt) -> tuple[BodyOptions, Outcome] | None:

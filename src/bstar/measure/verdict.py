@@ -32,7 +32,8 @@ class Verdict:
 
 def judge_run(run: BenchRun) -> Verdict:
     """The verdict of a run."""
-    reasons, notes = list(run.health.limited), list(run.health.strained)
+    reasons: list[str] = []
+    notes = list(run.health.strained)
     table = run.table
     failed = int(np.count_nonzero(~table.succeeded & (table.error != "interrupted")))
     counted = int(np.count_nonzero(table.error != "interrupted"))
@@ -44,6 +45,7 @@ def judge_run(run: BenchRun) -> Verdict:
         reasons.append("no request got a whole answer")
     elif failed > run.max_error_fraction * counted:
         reasons.append(f"{failed} of {counted} requests failed, more than {run.max_error_fraction:.0%}")
+    reasons += run.health.limited
     for kind in sorted(set(table.error.tolist()) - {""}):
         count = int(np.count_nonzero(table.error == kind))
         side = " (the client's side)" if kind in CLIENT_SIDE else ""
@@ -87,7 +89,8 @@ def _about_tokens(run: BenchRun) -> list[str]:
     if facts["done_missing"]:
         notes.append(f"{facts['done_missing']} streams ended without [DONE]")
     asked, got = facts["mean_asked_input_tokens"], facts["mean_input_tokens"]
-    if facts["input_tokens_off"] and asked and abs(got / asked - 1.0) > 0.01:
+    drawn = not run.config.get("prompts", {}).get("given")
+    if drawn and facts["input_tokens_off"] and asked and abs(got / asked - 1.0) > 0.01:
         notes.append(f"prompts are {got:,.0f} tokens on average where {asked:,.0f} were asked for")
     return notes
 

@@ -135,7 +135,8 @@ def progress_of(driver: Driver) -> dict[str, int]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    for name in (signal.SIGINT, signal.SIGTERM):  # the parent says when to stop; its end is the end of our input
+        signal.signal(name, signal.SIG_IGN)
     stdout = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing but frames may go down the pipe
     sys.stdout = sys.stderr

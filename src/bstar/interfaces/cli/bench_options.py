@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.errors import SpecError
+from bstar.interfaces.cli import output
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply
 from bstar.interfaces.cli.sections import section
 from bstar.interfaces.cli.traffic import build_traffic, take_traffic
@@ -54,7 +55,8 @@ server_options = apply(
 
 sending_options = apply(
     click.option("--turns", metavar="DIST",
-                 help="Conversations of so many turns; --rate starts them, or --concurrency users hold them."),
+                 help="Conversations (--num-requests of them) of so many turns, started at --rate or held by "
+                      "--concurrency users."),
     click.option("--dataset", type=click.Path(path_type=Path), metavar="FILE",
                  help="Prompts of a file: ShareGPT-like JSON, or JSON lines with prompt, messages or ids."),
     click.option("--max-in-flight", type=POSITIVE, metavar="N", help="Open loop: hold requests back beyond so many."),
@@ -169,6 +171,9 @@ class LoadMaker:
         self.turns, self.ramp_up_s = options.pop("turns"), options.pop("ramp_up")
         self._asked_output = options.get("output_lengths")
         if dataset is not None:
+            if self._asked_output is not None and (dataset.output_tokens > 0).any():
+                output.warn("--output: is for prompts that do not say how long their answer is; the file says it for "
+                            f"{int((dataset.output_tokens > 0).sum()):,} of {len(dataset.prompts):,}")
             options["input_lengths"], options["output_lengths"] = "1", "1"
         if self.turns is not None and options.get("trace") is not None:
             raise SpecError("--turns: a trace has its own requests; leave --turns out")

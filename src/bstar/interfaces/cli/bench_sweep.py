@@ -145,6 +145,9 @@ def _show(server: Prepared, result: SweepResult, place: str | None) -> None:
         facts.append(("SLO ends", *_said(result.boundary)))
     facts.append(("knee", *_said(result.knee, "; from there a doubling gains less than 5 % (not B*: see docs)")))
     parts.append(output.facts(facts))
+    if result.interrupted:
+        again = "" if place is None else f"; go on with the same options, --out {place} and --resume"
+        parts.append(output.line(f"interrupted: these loads were whole{again}", style="yellow"))
     parts += [output.line("note: " + note, style="dim") for note in result.notes]
     for point in result.points:
         parts += [output.line(f"at {point.load:g}: {reason}", style="yellow")
