@@ -139,3 +139,9 @@ def test_headers_may_differ_in_case_and_seconds_are_milliseconds() -> None:
 def test_files_that_are_no_table_say_why(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         read_rows(text)
+
+
+def test_weights_that_no_gpu_holds_are_noted() -> None:
+    found = outcome(STATIC, model="deepseek-r1", weight_dtype="fp8")
+    assert found.answered and not found.counts
+    assert any("the weights are" in note for note in found.prediction.notes)

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bstar.calibration.loads import load_of
+from bstar.calibration.plausibility import is_the_rows, latency_doubts
 from bstar.calibration.point import Point
 from bstar.calibration.point_deployments import deployment_of
 from bstar.calibration.regimes import Regime, decode_regime, digits, regime_of
 from bstar.catalog.devices import with_overrides
 from bstar.errors import BstarError, InfeasibleError, SpecError
-from bstar.physics.kv_cache import kv_bytes_per_sequence
-from bstar.physics.partition import check_parallel
 from bstar.sim.deployed import DeployedEngine, deployed_engine
 from bstar.sim.stepwise import EngineRun
 from bstar.sim.ways import Way, way_of
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
-from bstar.units import format_bytes
 
 if TYPE_CHECKING:
     from bstar.calibration.profile import Profile
@@ -115,7 +113,7 @@ def _predicted(
     own = deployment_of(point) if deployment is None else deployment
     used = _calibrated(own, profile)
     found = predict(point, replayed(point, used, constants))
-    return _profiled(replace(found, counts=_is_the_rows(used)), profile if used is not own else None)
+    return _profiled(replace(found, counts=is_the_rows(used)), profile if used is not own else None)
 
 
 def _reason(point: Point, error: BstarError | str) -> str:
@@ -126,13 +124,6 @@ def _reason(point: Point, error: BstarError | str) -> str:
 def _too_large(point: Point) -> str:
     name = "load_value" if point.schema == "latency" else "concurrency"
     return f"{name}: the requests of {point.concurrency:,} clients do not fit in this machine's memory; use fewer"
-
-
-def _is_the_rows(*deployments: Deployment) -> bool:
-    """Whether what runs can be what the row means. GPUs of a mixture of experts can be laid out in ways that labels do
-    not name; those of a dense model cannot, so a label that is impossible for one is wrong."""
-    return not any(note.startswith("layout taken as") or ("dtype" in note and "is not known" in note)
-                   for d in deployments if not d.model.is_moe for note in d.engine.notes)  # fmt: skip
 
 
 def _profiled(prediction: Prediction, profile: Profile | None) -> Prediction:
@@ -243,7 +234,7 @@ def _disaggregated(point: Point, constants: Constants | None) -> Prediction:
         regime = decode_regime(found.decode, batch, point.input_tokens + point.output_tokens / 2.0)
         regime = replace(regime, floor_s=regime.floor_s / ACCEPTANCE.tokens_per_step(found.layout.drafted))
     prediction = Prediction(ttft_s=ttft_s, tpot_s=tpot_s, floor_s=None if regime is None else regime.floor_s,
-                            regime=regime, notes=found.notes, counts=_is_the_rows(found.prefill, found.decode))
+                            regime=regime, notes=found.notes, counts=is_the_rows(found.prefill, found.decode))
     return _ranged(prediction, point, found.decode)
 
 
@@ -258,7 +249,7 @@ def _latency(
     mapped = latency_deployment(measured)
     own = deployment or mapped.deployment
     used = _calibrated(own, profile)
-    doubts = _latency_doubts(point, used)
+    doubts = latency_doubts(point, used)
     found = replay_latency_point(measured, used, constants)
     regime = None
     if found.batch is not None and found.reason is None:
@@ -268,25 +259,6 @@ def _latency(
         regime=regime, floor_s=found.floor_s, notes=(*mapped.notes, *found.notes, *doubts),
         counts=not any(note.startswith(("layout", "memory")) for note in doubts))
     return _ranged(_profiled(prediction, profile if used is not own else None), point, used)
-
-
-def _latency_doubts(point: Point, deployment: Deployment) -> tuple[str, ...]:
-    """What no run can have been. Raises SpecError for a batch that no memory holds."""
-    model, split = deployment.model, deployment.parallel
-    refused = check_parallel(model, split, deployment.engine)
-    notes = tuple(f"layout doubtful: it was measured, though {reason}" for reason in refused[:1])
-    if point.mode != "static_batch" or not point.input_tokens:
-        return notes
-    tokens = point.input_tokens + point.output_tokens
-    limit, memory = model.max_context_tokens, deployment.device.reported_memory_bytes
-    if limit and tokens > limit:
-        notes += (f"requests of {round(tokens)} tokens on a model of {limit}",)
-    ranks = split.dp * split.attention_dp
-    cache = kv_bytes_per_sequence(model, deployment.kv_format, tokens, split) * point.concurrency / ranks
-    said = f"the cache of {point.concurrency:,} sequences of {round(tokens):,} tokens is {format_bytes(cache)} a GPU"
-    if cache > _MEMORY_FACTORS[-1] * memory:
-        raise SpecError(f"load_value: {said}, which has {format_bytes(memory)}; nothing can have run so")
-    return (*notes, f"memory not limited: {said}, which has {format_bytes(memory)}") if cache > memory else notes
 
 
 def _ranged(prediction: Prediction, point: Point, deployment: Deployment) -> Prediction:
