@@ -170,6 +170,8 @@ def _left_out(outcome: Outcome) -> str:
 
 def _kind_of_note(note: str) -> str:
     """A note without what differs from row to row."""
+    if note.startswith("requests of "):
+        return "requests longer than the model's context"
     return note.split(": ")[0].split(", because of")[0].split(" taken as ")[0]
 
 
