@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from bstar.calibration.observations import Observation, observations, predicted, spread_of
 from bstar.calibration.points import deployment_of
 from bstar.calibration.priors import Knob, knobs_for
-from bstar.calibration.profile import PEAK, Profile, ProfileConstant, ProfilePoint, Scope, carrying
+from bstar.calibration.profile import Profile, ProfileConstant, ProfilePoint, Scope, carried, carrying
 from bstar.catalog.devices import PROBED_IDS
 from bstar.errors import BstarError, SpecError
 from bstar.latency import decode_step_time
@@ -261,8 +261,7 @@ def _without(problem: _Problem, fit: Fit, kept: Sequence[int]) -> Fit:
 
 
 def _predictions(cases: Sequence[Case], changes: dict[str, float]) -> list[dict[str, float]]:
-    values = tuple((name, value) for name, value in changes.items() if name != PEAK)
-    trial = Calibration(name="trial", values=values, peak_scale=changes.get(PEAK, 1.0)) if changes else None
+    trial = Calibration(name="trial", **carried(changes)) if changes else None
     return [predicted(carrying(d, trial), one) for d, one in cases]
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Final, Literal
 
 from bstar.calibration.intervals import device_was_measured
-from bstar.calibration.profile import PEAK, limits_of
+from bstar.calibration.profile import BANDWIDTH, PEAK, limits_of
 from bstar.catalog.devices import PROBED_IDS
 from bstar.latency.constants import GEMM_CLASSES, LINKS, Constants, constant_specs, constants_for
 from bstar.latency.step_model import build_step_model
@@ -20,7 +20,7 @@ from bstar.specs.deployment import Deployment
 Kind = Literal["fraction", "time", "added"]
 # A constant that changes no time by more than this share of it is left out.
 _FELT: Final = 1e-3
-_PEAK_SPREAD: Final = 2.0
+_PEAK_SPREAD, _BANDWIDTH_SPREAD = 2.0, 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,9 @@ def knobs_for(deployment: Deployment) -> tuple[Knob, ...]:
         knob = Knob(name=name, kind=kind, fitted=fitted, spread=spread)
         if name == "request_s" or _felt(deployment, constants, knob):
             found.append(knob)
-    if deployment.device.id in PROBED_IDS:  # its peaks are a guess (numpy's), not a datasheet's
-        found.append(Knob(name=PEAK, kind="fraction", fitted=1.0, spread=_PEAK_SPREAD))
+    if deployment.device.id in PROBED_IDS:  # its figures are a guess (numpy's), not a datasheet's
+        found += [Knob(name=PEAK, kind="fraction", fitted=1.0, spread=_PEAK_SPREAD),
+                  Knob(name=BANDWIDTH, kind="fraction", fitted=1.0, spread=_BANDWIDTH_SPREAD)]
     return tuple(found)
 
 

@@ -23,8 +23,10 @@ from bstar.specs.deployment import Deployment
 
 FORMAT: Final = "bstar-profile/1"
 # Of the scope: what a profile is refused for, and what is only said.
-PEAK: Final = "device.peak"  # not a constant of the model: `Calibration.peak_scale`
-_PEAK_RANGE: Final = (0.01, 1000.0)
+# Not constants of the model: `Calibration.peak_scale` and `bandwidth_scale`, with their ranges.
+PEAK: Final = "device.peak"
+BANDWIDTH: Final = "device.bandwidth"
+_OF_DEVICE: Final = {PEAK: (0.01, 1000.0), BANDWIDTH: (0.05, 20.0)}
 _UNEXPLAINED: Final = 0.405  # ln, of a point: half as much again
 _BINDING: Final = ("model", "gpu", "engine")
 _LOOSE: Final = ("engine_version", "tp", "pp", "dp", "attention_dp", "ep", "dcp", "weight_dtype", "kv_dtype")
@@ -140,8 +142,7 @@ class Profile:
         """What a deployment carries of it."""
         loads = [p.load_value for p in self.points if p.load == "concurrency"] or [1.0]
         return Calibration(
-            name=self.name, values=tuple((c.name, c.value) for c in self.constants if c.name != PEAK),
-            peak_scale=next((c.value for c in self.constants if c.name == PEAK), 1.0),
+            name=self.name, **carried({c.name: c.value for c in self.constants}),
             concurrency=(min(loads), max(loads)), num_points=len(self.points),
             lengths=tuple(dict.fromkeys((p.input_tokens, p.output_tokens) for p in self.points)),
         )  # fmt: skip
@@ -172,18 +173,27 @@ def calibrated(deployment: Deployment, profile: Profile) -> Deployment:
 
 def carrying(deployment: Deployment, calibration: Calibration | None) -> Deployment:
     """The deployment with this calibration instead of the one that it has."""
-    now = 1.0 if deployment.calibration is None else deployment.calibration.peak_scale
-    scale = (1.0 if calibration is None else calibration.peak_scale) / now
+    (peak, bandwidth), (peak_now, bandwidth_now) = (
+        (1.0, 1.0) if one is None else (one.peak_scale, one.bandwidth_scale)
+        for one in (calibration, deployment.calibration))
     device = deployment.device
-    if scale != 1.0:
-        device = replace(device, peak_flops_per_s={k: v * scale for k, v in device.peak_flops_per_s.items()})
+    if (peak, bandwidth) != (peak_now, bandwidth_now):
+        device = replace(
+            device, bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * (bandwidth / bandwidth_now),
+            peak_flops_per_s={k: v * (peak / peak_now) for k, v in device.peak_flops_per_s.items()})
     return replace(deployment, device=device, calibration=calibration)
+
+
+def carried(values: Mapping[str, float]) -> dict[str, Any]:
+    """Fields of a `Calibration`: constants of the model, and the device's figures apart."""
+    return {"values": tuple((name, value) for name, value in values.items() if name not in _OF_DEVICE),
+            "peak_scale": values.get(PEAK, 1.0), "bandwidth_scale": values.get(BANDWIDTH, 1.0)}
 
 
 def limits_of(name: str) -> tuple[float, float, str]:
     """(least, most, unit) of what a profile may say; unit "" where there is no such constant."""
-    if name == PEAK:
-        return (*_PEAK_RANGE, "1")
+    if name in _OF_DEVICE:
+        return (*_OF_DEVICE[name], "1")
     spec = constant_specs().get(name)
     return (0.0, 0.0, "") if spec is None else (spec.low, spec.high, spec.unit)
 

@@ -14,7 +14,8 @@ class Calibration:
     concurrency   fewest and most requests in flight of the measured points
     lengths       (input, output) tokens of the measured points, means
     num_points    how many there were
-    peak_scale    what the device computes at most over its own figure: 1, but where that is a guess (a CPU)
+    peak_scale, bandwidth_scale   what the device computes and moves at most over its own figures: 1, but where those
+                  are a guess (a CPU)
     """
 
     name: str
@@ -23,3 +24,4 @@ class Calibration:
     lengths: tuple[tuple[float, float], ...] = ()
     num_points: int = 0
     peak_scale: float = 1.0
+    bandwidth_scale: float = 1.0

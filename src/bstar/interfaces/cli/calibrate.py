@@ -90,11 +90,12 @@ def _watched(url: str, window_s: float) -> Observation:
 
 
 def _show(profile: Profile, detail: str) -> None:
-    from bstar.calibration.profile import PEAK, limits_of
+    from bstar.calibration.profile import BANDWIDTH, PEAK, limits_of
     from bstar.latency.constants import constant_specs
 
     meanings = {name: spec.meaning for name, spec in constant_specs().items()}
-    meanings[PEAK] = "what the device computes at most over bstar's own guess of it"
+    meanings |= {PEAK: "what the device computes at most over bstar's own guess of it",
+                 BANDWIDTH: "what its memory moves at most over bstar's own guess of it"}
     points = [row for point in profile.points for row in _figures(point)]
     moved = [(c.name, _value(c.prior, limits_of(c.name)[2]), _value(c.value, limits_of(c.name)[2]), _error(c),
               meanings[c.name]) for c in profile.constants]
