@@ -227,6 +227,15 @@ def test_a_server_that_is_gone_does_not_eat_a_closed_loop_at_once():
     assert run.exit_code == 1
 
 
+def test_a_closed_loop_ends_where_nothing_listens_any_more(monkeypatch):
+    monkeypatch.setattr("bstar.measure.driver._GONE_S", 0.5)
+    with FakeServer(good) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake", timeouts=QUICK))
+    run = bench(ready, closed_loop(2, 8, 2, 1000), RunOptions(workers=0))
+    assert 2 <= len(run.table) < 1000
+    assert "requests failed" in run.verdict.reasons[0] or "no request" in run.verdict.reasons[0]
+
+
 def test_wrong_counts_are_reported():
     async def too_few(answer, body):
         await answer.head()
