@@ -20,7 +20,8 @@ import uvloop
 TICK_S = 0.005
 EVENT = (b'{"id":"cmpl-9d3a5a0a6b5f4e0c8e4b2c8d3f0f1a2b","object":"text_completion","created":1790000000,'
          b'"model":"tiny","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,'
-         b'"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null}],"usage":null}')  # fmt: skip
+         b'"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null}],'
+         b'"usage":null}')  # fmt: skip
 CHAT_EVENT = (b'{"id":"chatcmpl-9d3a5a0a6b5f4e0c8e4b2c8d3f0f1a2b","object":"chat.completion.chunk",'
               b'"created":1790000000,"model":"tiny","choices":[{"index":0,"delta":{"content":" token"},'
               b'"logprobs":null,"finish_reason":null,"token_ids":null}]}')  # fmt: skip
