@@ -40,7 +40,7 @@ TITLES: Final[dict[Wall, str]] = {
 }  # fmt: skip
 
 # Below: what counts as "often", "full" and "most". None of them is fitted; the margins between planted situations and
-# these are wide (tests/vllm/test_walls.py).
+# these are wide (tests/vllm/test_walls_vllm.py).
 _IDLE_RUNNING = 0.5
 _OFTEN = 0.3
 _FREE_SEATS = 0.1

@@ -201,6 +201,10 @@ def _one_model(entry: Any, as_json: bool) -> None:
         output.line(f"everything else: bstar model {entry.id}", style="dim"))
 
 
+# So many columns of defaults fit in a line.
+_SIDE_BY_SIDE = 3
+
+
 def _engines(name: str | None, gpu: str, as_json: bool) -> None:
     from bstar.catalog.devices import get_device
     from bstar.catalog.engines import ENGINES, engine_defaults
@@ -220,7 +224,8 @@ def _engines(name: str | None, gpu: str, as_json: bool) -> None:
             "cudagraph_memory_subtracted", "cudagraph_cap")
     output.show(
         output.heading("engine defaults", f"on {device.name}, no flags given"),
-        output.table(("", *(d.engine for d in found)),
-                     [(key.replace("_", " "), *(str(getattr(d, key)) for d in found)) for key in keys]),
+        *[output.table(("", *(d.engine for d in part)),
+                       [(key.replace("_", " "), *(str(getattr(d, key)) for d in part)) for key in keys])
+          for part in (found[i : i + _SIDE_BY_SIDE] for i in range(0, len(found), _SIDE_BY_SIDE))],
         *[output.line(f"source ({d.engine}): {d.source}", style="dim") for d in found],
         *[output.line(f"note: {d.note}", style="dim") for d in found if d.note])
