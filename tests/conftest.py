@@ -13,6 +13,6 @@ settings.register_profile("repeat", derandomize=True, deadline=None, suppress_he
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
-# A suite that a script starts in the background inherits an ignored Ctrl-C, and its tests of Ctrl-C would wait for ever.
+# A suite that a script starts in the background inherits an ignored Ctrl-C: its tests of Ctrl-C would wait for ever.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
