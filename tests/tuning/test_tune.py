@@ -115,6 +115,14 @@ def test_no_surer_than_the_throughputs() -> None:
     assert [a.sure for a in found if a is not None] == ["sure", "open"]
 
 
+def test_a_sweep_that_reached_nothing_is_written(tmp_path: Path) -> None:
+    state = open_state(tmp_path / "t", {})
+    state.save({"result": read_sweep([*affine([1, 2], 0.01, 1e-6), point(4, 0.0)], target_fraction=None,
+                                     decode=None).to_dict()})  # fmt: skip
+    state.save({"result": read_sweep(affine([1, 2, 4], 0.01, 1e-6), target_fraction=None, decode=None).to_dict()})
+    assert json.loads((tmp_path / "t" / "tune.json").read_text())["result"]["recommended"]["between"] == [4.0, None]
+
+
 def test_one_disturbance_is_no_onset() -> None:
     points = [point(v, 1.0, preemptions=p) for v, p in ((1, 0.0), (2, 3.0), (4, 0.0), (8, 0.0), (16, 5.0), (32, 9.0))]
     assert onset(points, lambda p: p.server["preemptions"] > 0).load == 16.0

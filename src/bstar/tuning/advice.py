@@ -45,7 +45,8 @@ class Advice:
     sure: Literal["sure", "rough", "open"]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "rule": self.rule, "reason": self.reason, "between": [self.low, self.high],
+        return {"value": self.value, "rule": self.rule, "reason": self.reason,
+                "between": [self.low, self.high if math.isfinite(self.high) else None],
                 "sure": self.sure}
 
 

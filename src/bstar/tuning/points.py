@@ -57,7 +57,8 @@ class TunePoint:
     def to_dict(self) -> dict[str, Any]:
         return {
             "value": self.value, "max_num_batched_tokens": self.budget, "throughput_per_s": self.throughput_per_s,
-            "half_width": self.half_width, "amortized_s": self.amortized_s, "figures": dict(self.figures),
+            "half_width": self.half_width,
+            "amortized_s": self.amortized_s if self.throughput_per_s > 0 else None, "figures": dict(self.figures),
             "attainment_fraction": self.attainment_fraction, "goodput_per_s": self.goodput_per_s,
             "server": dict(self.server), "decode": [list(d) for d in self.decode], "valid": self.valid,
             "reasons": list(self.reasons),

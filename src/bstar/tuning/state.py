@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bstar.codec.spec_files import write_atomically
 from bstar.errors import ConfigError, SpecError
 from bstar.tuning.points import TunePoint
 
@@ -38,17 +39,11 @@ class TuneState:
         self.save()
 
     def save(self, more: Mapping[str, Any] | None = None) -> None:
-        """Write the file beside its place and move it there."""
+        """Write the file. Raises ConfigError where it cannot be written."""
         content = {"schema": SCHEMA, "settings": dict(self.settings), "points": [p.to_dict() for p in self.points],
                    "failed": self.failed, "compared": {k: p.to_dict() for k, p in self.compared.items()},
                    **(more or {})}  # fmt: skip
-        target = self.folder / FILE
-        part = target.with_suffix(".part")
-        try:
-            part.write_text(json.dumps(content, indent=1, allow_nan=False, default=str), encoding="utf-8")
-            part.replace(target)
-        except OSError as error:
-            raise ConfigError(f"--out: cannot write {target} ({error.strerror}); make room and start again") from None
+        write_atomically(self.folder / FILE, json.dumps(content, indent=1, allow_nan=False, default=str))
 
 
 def open_state(folder: Path, settings: Mapping[str, Any]) -> TuneState:
