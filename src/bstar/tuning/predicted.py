@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from bstar.physics.landmarks import landmarks_of
 from bstar.sim.run import simulate
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
-from bstar.tuning.points import TunePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ def predict(
     )  # fmt: skip
 
 
-def mean_context(points: Sequence[TunePoint], load: Traffic) -> float:
+def mean_context(load: Traffic) -> float:
     """Mean tokens that a decode step sees of a sequence: E[O·(I + O/2)] / E[O] of the load."""
     prompt, answer = load.input_tokens.astype(float), load.output_tokens.astype(float)
     return float((answer * (prompt + answer / 2.0)).mean() / answer.mean())

@@ -131,6 +131,15 @@ def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
     return built
 
 
+def take_optional_deployment(model: str | None, options: dict[str, Any]) -> Deployment | None:
+    """The deployment of the options, with its notes printed; None where nothing names a model."""
+    if model is None and options.get("from_command") is None and options.get("file") is None:
+        return None
+    built = take_deployment(model, options)
+    note_deployment(built, model or built.model.name)
+    return built
+
+
 def take_keywords(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The keywords of `bstar.deployment` in the order of precedence; saved where --save-spec says so."""
     keywords: dict[str, Any] = {}

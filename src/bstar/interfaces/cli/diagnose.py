@@ -9,7 +9,7 @@ import click
 
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import deploy_options, note_deployment, take_deployment
+from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_seconds
@@ -17,7 +17,6 @@ from bstar.units import format_seconds
 if TYPE_CHECKING:
     from bstar.measure.server.snapshot import Snapshot
     from bstar.measure.telemetry.table import Telemetry
-    from bstar.specs.deployment import Deployment
     from bstar.tuning.diagnosis import Diagnosis
 
 _EPILOG = """\b
@@ -58,7 +57,7 @@ def diagnose(model_name: str | None, url: str, window: float, interval: float, t
     if watching and as_json:
         raise SpecError("--watch: shows a live view; leave --json out")
     seats, budget = options.get("max_num_seqs"), options.get("max_num_batched_tokens")
-    built = _deployment(model_name, options)
+    built = take_optional_deployment(model_name, options)
     source = MetricsSource(url=url)
     log = _log(telemetry)
 
@@ -76,16 +75,6 @@ def diagnose(model_name: str | None, url: str, window: float, interval: float, t
         output.print_json(found.to_dict())
     else:
         output.show(*_parts(found))
-
-
-def _deployment(model_name: str | None, options: dict[str, Any]) -> Deployment | None:
-    """The deployment of the options; None where no model and GPU are named."""
-    named = model_name is not None or options.get("from_command") is not None or options.get("file") is not None
-    if not named:
-        return None
-    built = take_deployment(model_name, options)
-    note_deployment(built, model_name or built.model.name)
-    return built
 
 
 def _log(telemetry: str | None) -> Telemetry | None:

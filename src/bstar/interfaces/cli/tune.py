@@ -9,7 +9,7 @@ import click
 
 from bstar.errors import BstarError, SpecError
 from bstar.interfaces.cli import output
-from bstar.interfaces.cli.deploy import deploy_options, note_deployment, take_deployment
+from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import COUNT, POSITIVE, SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -76,7 +76,7 @@ def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
         "concurrency", "num_requests", "seed", "ready_timeout", "no_check", "allow_client_limited",
         "out")}  # fmt: skip
     slo = take_slo(options)
-    built = _deployment(model_name, options)
+    built = take_optional_deployment(model_name, options)
     _check(mine)
     state = open_state(_folder(mine["out"]), _settings(mine, slo))
     try:
@@ -199,15 +199,6 @@ def _open(mine: dict[str, Any]) -> Traffic:
     return poisson(mine["rate"], mine["input_lengths"], mine["output_lengths"], count, seed=mine["seed"])
 
 
-def _deployment(model_name: str | None, options: dict[str, Any]) -> Deployment | None:
-    named = model_name is not None or options.get("from_command") is not None or options.get("file") is not None
-    if not named:
-        return None
-    built = take_deployment(model_name, options)
-    note_deployment(built, model_name or built.model.name)
-    return built
-
-
 def _predicted(built: Deployment, reading: Reading, loads: dict[int, Traffic], slo: Slo | None, *,
                swept: bool) -> Predicted | None:
     from dataclasses import replace
@@ -222,7 +213,7 @@ def _predicted(built: Deployment, reading: Reading, loads: dict[int, Traffic], s
 
     pairs = {value: (deployed(value), load) for value, load in loads.items()}
     decode = None if reading.decode is None else (reading.decode.a_s, reading.decode.b_s)
-    return predict(built, pairs, mean_context(reading.points, next(iter(loads.values()))), decode=decode, slo=slo)
+    return predict(built, pairs, mean_context(next(iter(loads.values()))), decode=decode, slo=slo)
 
 
 # printing --------------------------------------------------------------------------------------------------
