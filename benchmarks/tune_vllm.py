@@ -9,9 +9,10 @@ The tiny model is served with a KV cache of 24 blocks of 128 tokens (one of them
 answers of 150 tokens grow into a second block, so a batch preempts when it is larger than 11; the default max_num_seqs
 (128 or more) preempts all the time. Checked:
 
-preemption   the sweep (doublings) brackets the onset; servers at values that the sweep does not have tell by vLLM's own
-             counter, num_preemptions, where it is: within one step of the sweep
-knee         of the sweep against that of sweep and finer values together: within one step of the finer values
+preemption   the sweep (doublings, and what tune adds between two of them) brackets the onset; servers at further values
+             tell by vLLM's own counter, num_preemptions, where it is: within one step of the sweep
+knee         of the sweep against that of sweep and finer values together: within one step of the finer values (their
+             places among these differ by one at most)
 recommended  measured against the default on servers of their own: throughput, p99 of TPOT and of E2E
 
 Ends with 1 where the onset or the knee is elsewhere.
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from real_vllm import ROOT
 
 BLOCKS, PROMPT, ANSWER, CLIENTS = 24, 100, 150, 32
@@ -84,11 +86,9 @@ def first_preempting(points: list[dict[str, Any]]) -> int | None:
     return min((p["value"] for p in points if p["server"]["preemptions"] > 0), default=None)
 
 
-def neighbours(value: float, measured: list[int]) -> tuple[float, float]:
-    """The measured values a step below and above."""
-    lower = [m for m in measured if m < value] or [0]
-    upper = [m for m in measured if m > value] or [float("inf")]
-    return max(lower), min(upper)
+def place_of(value: float, measured: list[int]) -> float:
+    """Where a value lies among the measured ones, in steps."""
+    return float(np.interp(value, measured, np.arange(len(measured))))
 
 
 def knee_of_all(points: list[dict[str, Any]]) -> float | None:
@@ -113,7 +113,7 @@ def compare(found: dict[str, Any]) -> None:
 def benchmark(setup: Setup, sweep: tuple[int, ...], fine: tuple[int, ...]) -> bool:
     """Runs both sweeps and prints the tables; whether onset and knee are where the finer one has them."""
     found = setup.tune("sweep", sweep)
-    finer = setup.tune("fine", fine, "--no-check")
+    finer = setup.tune("fine", fine, "--no-check", "--no-refine")
     every = sorted([*found["points"], *finer["points"]], key=lambda p: p["value"])
     show(every)
     compare(found)
@@ -125,8 +125,8 @@ def benchmark(setup: Setup, sweep: tuple[int, ...], fine: tuple[int, ...]) -> bo
     knee, best = found["knee"]["load"], knee_of_all(every)
     close = (knee is None) == (best is None)
     if knee is not None and best is not None:
-        low, high = neighbours(best, [p["value"] for p in every])
-        close = low <= knee <= high
+        values = sorted({p["value"] for p in every})
+        close = abs(place_of(knee, values) - place_of(best, values)) <= 1.0
     shown = ["none" if k is None else f"{k:.3g}" for k in (knee, best)]
     print(f"5 % knee: tune {shown[0]} (90 %: {found['knee']['interval_90']}), with the finer values {shown[1]}: "
           f"{'within one step' if close else 'NOT within one step'}")

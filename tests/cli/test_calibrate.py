@@ -110,6 +110,9 @@ def test_a_deployment_file_may_name_it(profile: Path, tmp_path: Path) -> None:
     (["calibrate", "p.json", *DEPLOY], "model"),
     (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--out", "p.txt"], ".toml"),
     (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--profile", "x.json"], "leave it out"),
+    (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--out", "no/p.json"], "no folder"),
+    (["calibrate", "--url", "http://127.0.0.1:9", "--api-key-env", "UNSET_KEY", "--model", "llama-3.1-8b", *DEPLOY],
+     "UNSET_KEY is not set"),
     (["explain", "llama-3.1-8b", *DEPLOY, "--context", "512", "--profile", "none.json"], "none.json"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(

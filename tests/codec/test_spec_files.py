@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bstar.codec.spec_files import FORMATS, read_deployment_file, read_mapping, write_atomically, write_deployment_file
+from bstar.codec.spec_files import FORMATS, read_deployment_file, read_mapping, write_deployment_file
 from bstar.errors import ConfigError
 
 KEYWORDS = st.fixed_dictionaries({}, optional={
@@ -62,13 +62,6 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError):
         read_mapping(path, what="file")
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        write_atomically(tmp_path / "no" / "x.yaml", "a: 1")
-    write_atomically(tmp_path / "x.yaml", "a: 1")
-    assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
 
 
 def test_every_key_has_a_kind() -> None:

@@ -89,7 +89,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path):
         assert len(server.bodies) == before + 1 + 16
         code, _, err = call("--url", server.url, *common, "--resume", "--prefix", "5")
         assert code == 2
-        assert "something else" in err
+        assert "another prefix (None, not 5)" in err
     sheet = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert [(p["load"], p["run"]["num_finished"]) for p in sheet["points"]] == [(1, 8), (2, 8), (4, 8)]
     assert all((tmp_path / "s" / p["folder"] / "summary.json").is_file() for p in sheet["points"])

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from fake_server import FakeServer, good
 
+from bstar.calibration.sources import observations_in
 from bstar.errors import ConfigError, SpecError
 from bstar.interfaces.cli.main import cli
+from bstar.measure import RunOptions, bench, parse_endpoint, prepare
 from bstar.measure.comparison import ComparedRun, compare_runs, read_compared
 from bstar.metrics.records import RequestRecords
+from bstar.traffic import closed_loop
 
 IMPORTS = Path(__file__).parent / "data" / "imports"
 
@@ -93,3 +97,27 @@ def test_what_is_no_run_is_one_line(tmp_path: Path, name: str, content: str | No
     with pytest.raises(ConfigError, match=r"compare: .*") as error:
         read_compared(tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+def test_a_sweeps_folder_is_its_runs(tmp_path: Path) -> None:
+    """Compared in the order of their loads; each a point of a calibration, which refuses those of several servers."""
+    for clients in (10, 2):
+        with FakeServer(good) as server:
+            ready = prepare(parse_endpoint(server.url, model="fake"))
+            bench(ready, closed_loop(clients, 8, 2, 20), RunOptions(workers=0, allow_client_limited=True),
+                  out=tmp_path / "s" / f"concurrency-{clients}")
+    (tmp_path / "s" / "concurrency-4.partial").mkdir()
+    found = read_compared(tmp_path / "s")
+    assert [r.name for r in found] == ["s/concurrency-2", "s/concurrency-10"]
+    assert [r.facts["load"] for r in found] == ["2 clients", "10 clients"]
+    assert [one.concurrency for one in observations_in(tmp_path / "s")] == [2, 10]
+    (tmp_path / "s" / "tune.json").write_text(json.dumps({"settings": {"serve": "vllm serve"}}))
+    with pytest.raises(ConfigError, match=r"max_num_seqs; name one of its runs \(concurrency-2, concurrency-10"):
+        observations_in(tmp_path / "s")
+
+
+def test_one_model_by_two_names_is_no_difference() -> None:
+    one, other = (ComparedRun(name=name, kind="measured", source="bstar bench", figures={"ttft_s.mean": 1.0},
+                              facts={"model": model})
+                  for name, model in (("a", "meta-llama/Llama-3.1-8B"), ("b", "llama-3.1-8b")))
+    assert not compare_runs([one, other]).notes

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from bstar.errors import ConfigError
 from bstar.measure.clock import now
+from bstar.measure.endpoint import parse_endpoint
 from bstar.measure.observers import hit_fraction
 from bstar.measure.server.histogram import Histogram
-from bstar.measure.server.scraper import MetricsSource, ServerCounters, ServerObserver
+from bstar.measure.server.scraper import MetricsSource, ServerCounters, ServerObserver, metrics_of
 from bstar.measure.server.snapshot import read_snapshot, window
 
 pytest.importorskip("prometheus_client")
@@ -199,3 +200,36 @@ def test_no_metrics_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"metrics: nothing answers at .*is the server up") as error:
         MetricsSource(url="http://127.0.0.1:9").read()
     assert "\n" not in str(error.value)
+
+
+def test_metrics_are_asked_for_as_the_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its key and headers, at its own address or another."""
+    asked: list[dict[str, str]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told = {k: v for k, v in self.headers.items() if k in ("Authorization", "X-A")}
+            asked.append({"path": self.path, **told})
+            body = vllm_text().encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("MY_KEY", "sk-1")
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    try:
+        place = f"127.0.0.1:{http_server.server_address[1]}"
+        endpoint = parse_endpoint(place, headers=("X-A: b",), key_variable="MY_KEY")
+        for url in (None, f"{place}/other/metrics", f"http://{place}"):
+            assert metrics_of(endpoint, url).read().engine == "vllm"
+        assert metrics_of(parse_endpoint(f"{place}/metrics")).read().engine == "vllm"
+    finally:
+        http_server.shutdown()
+        http_server.server_close()
+    told = {"Authorization": "Bearer sk-1", "X-A": "b"}
+    assert asked == [{"path": p, **told} for p in ("/metrics", "/other/metrics", "/metrics")] + [{"path": "/metrics"}]

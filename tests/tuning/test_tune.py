@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bstar.errors import ConfigError, InfeasibleError, SpecError
 from bstar.interfaces.cli.main import cli
-from bstar.tuning.advice import onset, read_sweep
+from bstar.tuning.advice import Reading, onset, read_sweep
 from bstar.tuning.decode_fit import fit_decode
 from bstar.tuning.points import TunePoint, decode_steps
 from bstar.tuning.serve import command_for, default_command, served, url_of
@@ -222,6 +222,10 @@ def test_the_telling_line_of_a_log(log: str, why: str, tmp_path: Path) -> None:
      "two loads"),
     (["--serve", "x {max_num_seqs} {max_num_batched_tokens}", "--input", "8", "--output", "8"], "--budgets"),
     (["--serve", "x {max_num_seqs}", "--budgets", "512", "--input", "8", "--output", "8"], "--budgets"),
+    (["--url", "http://127.0.0.1:9", "--input", "8", "--output", "8", "--gpu", "h100"], "MODEL: --gpu"),
+    (["--serve", "./mine.sh {max_num_seqs}", "--input", "8", "--output", "8", "--gpu", "h100"], "MODEL: --gpu"),
+    (["--url", "http://127.0.0.1:9", "--input", "8", "--output", "8", "--layers", "4"], "MODEL: --layers"),
+    (["--url", "http://127.0.0.1:9", "--input", "8", "--output", "8", "--header", "no colon"], "--header"),
 ])  # fmt: skip
 def test_bad_options_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["tune", *arguments, "--out", str(tmp_path / "t")])
@@ -229,6 +233,33 @@ def test_bad_options_are_one_line(arguments: list[str], said: str, tmp_path: Pat
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "--url: give a running server, or --run"), (["--url", "x", "--run", "y"], "one of the two"),
+    (["--url", "http://127.0.0.1:9", "--gpu", "h100"], "MODEL: --gpu"),
+    (["--url", "http://127.0.0.1:9", "--window", "5s", "--interval", "5s"], "--interval: 5.00 s"),
+    (["--run", "none", "--watch"], "--watch"), (["--run", "none"], "'none'"),
+])  # fmt: skip
+def test_bad_options_of_diagnose_are_one_line(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, ["diagnose", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_what_is_served_is_what_the_command_starts() -> None:
+    """With --serve a GPU is enough for a prediction."""
+    from bstar.interfaces.cli.tune import _take_served
+
+    options: dict[str, Any] = {}
+    _take_served("X=1 vllm serve Qwen/Qwen3-8B --max-num-seqs {max_num_seqs} --port 81", options)
+    assert options == {"from_command": "X=1 vllm serve Qwen/Qwen3-8B --port 81"}
+    _take_served("vllm serve other --max-num-seqs {max_num_seqs}", options)
+    assert "Qwen3-8B" in options["from_command"]
+    mine: dict[str, Any] = {}
+    _take_served("./start.sh {max_num_seqs}", mine)
+    assert mine == {}
 
 
 def test_what_never_began_leaves_nothing(tmp_path: Path) -> None:
@@ -246,6 +277,36 @@ def test_budgets_are_compared_by_what_they_give(tmp_path: Path) -> None:
     points = [*affine(DOUBLINGS, 0.02, 0.001, budget=512), *affine(DOUBLINGS, 0.01, 0.0005, budget=2048)]
     assert _best_reading(points, None).points[0].budget == 2048
     assert json.dumps(_best_reading(points, None).to_dict(), default=str)
+
+
+def test_the_interval_of_the_recommended_value_is_narrowed() -> None:
+    """A step of 10 ms + 1 ms B; above 11 it preempts: between 8 and 16 are 11 and 13, and 11 is within a quarter."""
+    from bstar.tuning.tune import _refined, value_between
+
+    def seen(value: int) -> TunePoint:
+        return affine([value], 0.01, 0.001, preemptions=float(value > 11))[0]
+
+    points = [seen(v) for v in (2, 4, 8, 16, 32)]
+
+    def read() -> Reading:
+        return read_sweep(points, target_fraction=None, decode=None, seats_swept=True)
+
+    asked: list[int] = []
+
+    def measure(_: Reading, value: int) -> None:
+        asked.append(value)
+        points.append(seen(value))
+
+    reading = _refined(read, measure)
+    assert asked == [11, 13]
+    assert reading.advice is not None
+    assert (reading.advice.value, reading.advice.sure) == (11, "sure")
+    assert value_between(reading) is None
+    points[:] = [p for p in points if p.value in (2, 4, 8, 16)]
+    failing: list[int] = []
+    _refined(read, lambda _, value: failing.append(value))
+    assert failing == [11], "a value for which no server starts is tried once"
+    assert value_between(read_sweep(affine([1, 2, 4], 0.1, 0.0001), target_fraction=None, decode=None)) is None
 
 
 def test_decode_steps_are_seen_although_others_queue_for_a_seat() -> None:

@@ -50,13 +50,13 @@ def snapshots(
 
 
 def wall(**planted: Any) -> str:
-    told = {k: planted.pop(k) for k in ("max_num_seqs", "max_num_batched_tokens", "client_limited") if k in planted}
+    told = {k: planted.pop(k) for k in ("max_num_seqs", "max_num_batched_tokens", "client_limits") if k in planted}
     return find_wall(evidence_of(snapshots(**planted), **told)).wall
 
 
 @pytest.mark.parametrize(("planted", "expected"), [
     ({"running": 0.0}, "idle"),
-    ({"client_limited": True, "preempted": 1.0}, "client_limited"),
+    ({"client_limits": ("sent late",), "preempted": 1.0}, "client_limited"),
     ({"preempted": 0.5, "kv": 0.98}, "kv_capacity"),
     ({"waiting": 4.0, "kv": 0.97}, "kv_capacity"),
     # A prompt of 3,000 tokens finds no room in a cache of 10,000 that is 70 % full.

@@ -53,8 +53,8 @@ def test_walls_interruption_and_a_value_without_a_server(vllm_python, tiny_model
     )  # fmt: skip
     command = [
         sys.executable, "-m", "bstar", "tune", "--serve", serve, "--values", "4,16,1024", "--input", "100",
-        "--output", "100", "--concurrency", "20", "--num-requests", "60", "--no-check", "--allow-client-limited",
-        "--out", str(out), "--json",
+        "--output", "100", "--concurrency", "20", "--num-requests", "60", "--no-check", "--no-refine",
+        "--allow-client-limited", "--out", str(out), "--json",
     ]  # fmt: skip
     first = _interrupted_after_one_point(command, out, tmp_path / "log", port)
     process = start(command, tmp_path / "log")

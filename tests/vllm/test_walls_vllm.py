@@ -11,9 +11,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from servers import HERE, free_port, stop, wait_until_ready
 
@@ -22,10 +23,11 @@ pytest.importorskip("httptools")
 import bstar
 from bstar.catalog.probe import Probe, device_of
 from bstar.measure import RunOptions, bench, parse_endpoint, prepare
-from bstar.measure.server.scraper import MetricsSource
+from bstar.measure.server.scraper import MetricsSource, ServerObserver
 from bstar.specs.deployment import Deployment
-from bstar.traffic import Traffic, closed_loop
-from bstar.tuning.diagnosis import Diagnosis, diagnose, watch
+from bstar.traffic import Traffic, closed_loop, poisson
+from bstar.tuning.diagnosis import Diagnosis, diagnose, diagnose_evidence, watch
+from bstar.tuning.recorded import evidence_in
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
@@ -106,9 +108,40 @@ def test_every_seat_taken_and_requests_waiting(server, told):
     assert found.evidence.mean_running > 6
 
 
-def test_a_client_at_its_limit_is_no_server(server):
-    found = seen_under(server.url, closed_loop(2, 30, 20, 20), client_limited=True)
-    assert found.finding.wall == "client_limited"
+@contextmanager
+def throttled(share: float, period_s: float = 0.4) -> Iterator[None]:
+    """The workers of a bench in this process run for so small a share of the time, as under a CPU quota."""
+    ended = threading.Event()
+
+    def hold() -> None:
+        while not ended.is_set():
+            workers = [p for p in psutil.Process().children() if "bstar.measure.worker" in " ".join(p.cmdline())]
+            for how, seconds in (("suspend", (1.0 - share) * period_s), ("resume", share * period_s)):
+                for worker in workers:
+                    with suppress(psutil.NoSuchProcess):
+                        getattr(worker, how)()
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(10.0)
+
+
+def test_a_client_at_its_limit_is_no_server(server, tmp_path):
+    """The same load from a client with enough time is another wall."""
+    ready, load = prepare(parse_endpoint(server.url)), poisson(4, 30, 8, 40)
+    for name, share in (("limited", 0.1), ("free", None)):
+        with throttled(share) if share is not None else nullcontext():
+            observer = ServerObserver(MetricsSource(url=server.url), interval_s=0.25)
+            bench(ready, load, RunOptions(workers=1, observers=(observer,)), out=tmp_path / name)
+    found = diagnose_evidence(evidence_in(tmp_path / "limited"))
+    assert found.finding.wall == "client_limited", found.to_dict()
+    assert any("late" in reason for reason in found.finding.because)
+    assert diagnose_evidence(evidence_in(tmp_path / "free")).finding.wall != "client_limited"
 
 
 @pytest.fixture(scope="module")

@@ -240,10 +240,10 @@ def read_profile(path: str | Path) -> Profile:
 def write_profile(profile: Profile, path: str | Path) -> None:
     """Write it to a .json or .toml file, whole or not at all. Raises ConfigError where it cannot be written."""
     from bstar.calibration.profile_files import profile_text
-    from bstar.codec.spec_files import write_atomically
+    from bstar.files import write_whole
 
     file = Path(path)
-    write_atomically(file, profile_text(profile, file.suffix.lower()))
+    write_whole(file, profile_text(profile, file.suffix.lower()), what="profile")
 
 
 def profile_schema() -> dict[str, Any]:

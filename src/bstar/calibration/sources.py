@@ -1,6 +1,6 @@
 """Measured points in files: what `bstar calibrate` reads.
 
-    a folder of bstar bench       its very requests are simulated again
+    a folder of bstar bench       its very requests are simulated again; of a sweep, each load is a point
     a result of another tool      vllm bench serve, GuideLLM, AIPerf, inference-perf: its requests, where it keeps them
     FILE.csv (or .csv.gz)         measured points with the columns of `bstar validate`
     FILE.json, .toml, .yaml       {"points": [{"concurrency": 8, "input_tokens": 512, …}, …]}
@@ -39,7 +39,7 @@ def observations_in(path: Path) -> list[Observation]:
 
         return [of_imported(one) for one in read_results(path)]
     if path.is_dir():
-        return [of_run(path)]
+        return _of_folder(path)
     if path.name.endswith((".csv", ".csv.gz")):
         from bstar.calibration.points import read_points
 
@@ -67,6 +67,22 @@ def _not_a_list(path: Path) -> None:
         return  # told by the reader
     if path.suffix.lower() == ".json" and first == b"[":
         raise ConfigError(f'points {str(path)!r}: is a list; write {{"points": [...]}}')
+
+
+def _of_folder(path: Path) -> list[Observation]:
+    """The observations of a run, or of the runs in a sweep's folder that are results of the server."""
+    from bstar.codec.safe_json import read_json
+    from bstar.measure.folder import read_run, runs_in
+
+    runs = runs_in(path)
+    if runs == [path]:
+        return [of_run(path)]
+    tuning = path / "tune.json"
+    if tuning.is_file() and (read_json(tuning, what="tuning").get("settings") or {}).get("serve"):
+        raise ConfigError(f"run {str(path)!r}: its servers had different max_num_seqs; name one of its runs ("
+                          f"{', '.join(run.name for run in runs[:6])})")
+    results = [run for run in runs if (read_run(run).summary.get("verdict") or {}).get("valid") is not False]
+    return [of_run(run) for run in results or runs]
 
 
 def of_run(path: Path) -> Observation:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from bstar.errors import ConfigError
+from bstar.files import write_whole
 
 FORMATS = (".yaml", ".yml", ".toml", ".json")
 MAX_BYTES = 1 << 20
@@ -105,7 +104,7 @@ def write_deployment_file(path: Path, keywords: Mapping[str, Any]) -> None:
         if value is not None:
             kind: Any = list if isinstance(value, tuple) else dict if isinstance(value, Mapping) else None
             plain[key] = value if kind is None else kind(value)
-    write_atomically(path, _dumped(path, plain))
+    write_whole(path, _dumped(path, plain), what="deployment file")
 
 
 def read_mapping(path: Path, *, what: str) -> dict[str, Any]:
@@ -178,22 +177,3 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(v) for v in value if v is not None) + "]"
     # JSON's true/false, numbers, strings and arrays are TOML's, but for the DEL character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path` and rename it. Raises ConfigError where it cannot."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-                handle.write(text)
-                handle.flush()
-                os.fsync(handle.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r}: cannot be written ({error.strerror}); choose another place") from None

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from bstar.errors import ConfigError, SpecError
+from bstar.measure.folder import read_run, runs_in
 from bstar.metrics.definitions import METRICS
 from bstar.metrics.intervals import Interval, batch_means
 from bstar.metrics.records import RequestRecords
@@ -127,7 +128,9 @@ def _notes(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
     """What makes runs less than comparable."""
     notes = [f"{r.name} is no result of the server: {reason}" for r in runs for reason in r.invalid]
     for key, label in (("load", "the load"), ("fingerprint", "the requests"), ("model", "the model")):
-        said = {str(r.facts[key]) for r in runs if r.facts.get(key)}
+        told = [str(r.facts[key]) for r in runs if r.facts.get(key)]
+        # "meta-llama/Llama-3.1-8B" and "llama-3.1-8b" are one model.
+        said = set({(name.rpartition("/")[2].lower() if key == "model" else name): name for name in told}.values())
         if len(said) > 1 and key != "fingerprint":
             notes.append(f"{label} differs: " + "; ".join(sorted(said)))
         elif len(said) > 1:
@@ -144,19 +147,21 @@ def better(name: str) -> str:
 
 
 def read_compared(path: str | Path) -> list[ComparedRun]:
-    """The runs of a path: a folder of bench, a result of another tool, the JSON or requests of a simulation.
+    """The runs of a path: a folder of bench (of a sweep: one a load), a result of another tool, the JSON or requests of
+    a simulation.
 
     Raises ConfigError naming the file and the remedy.
     """
     from bstar.measure.imports import is_foreign_result, read_results
 
     place = Path(path)
-    if place.is_dir() and ((place / "requests.parquet").is_file() or (place / "requests.journal").is_file()):
-        return [_of_bench(place)]
     if place.suffix in (".parquet", ".csv", ".jsonl") and place.is_file():
         return [_of_simulated_requests(place)]
     if is_foreign_result(place):
         return [_of_import(run) for run in read_results(place)]
+    if place.is_dir():
+        runs = runs_in(place)
+        return [_of_bench(run, name=run.name if runs == [place] else f"{place.name}/{run.name}") for run in runs]
     if place.suffix == ".json" and place.is_file():
         return [_of_simulation(place)]
     raise ConfigError(f"compare: {path} is no run; give a folder of bstar bench, the result of another tool, or what "
@@ -179,14 +184,12 @@ def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
     return out
 
 
-def _of_bench(place: Path) -> ComparedRun:
-    from bstar.measure.folder import read_run
-
+def _of_bench(place: Path, *, name: str) -> ComparedRun:
     run = read_run(place)
     load, verdict = run.summary.get("load") or {}, run.summary.get("verdict") or {}
     server = (run.environment.get("server") or {}) if isinstance(run.environment, Mapping) else {}
     return ComparedRun(
-        name=place.name, kind="measured", source="bstar bench", figures=figures_of(run.summary),
+        name=name, kind="measured", source="bstar bench", figures=figures_of(run.summary),
         records=run.table.take(run.measured).records(),
         facts={"model": server.get("model"), "load": _load(load), "fingerprint": load.get("fingerprint")},
         invalid=tuple(map(str, verdict.get("reasons", ()))) if verdict.get("valid") is False else (),
@@ -210,9 +213,9 @@ def _of_simulation(place: Path) -> ComparedRun:
     if not isinstance(content, dict) or "ttft_s" not in content or "output_tokens_per_s" not in content:
         raise ConfigError(f"compare: {place} is no run; bstar simulate … --json > {place.name} writes one")
     kind: Kind = "measured" if content.get("kind") == "measured" else "simulated"
-    load = content.get("load") if isinstance(content.get("load"), dict) else {}
+    load, served = (found if isinstance(found := content.get(key), dict) else {} for key in ("load", "deployment"))
     return ComparedRun(name=place.name, kind=kind, source="bstar bench" if kind == "measured" else "bstar simulate",
-                       figures=figures_of(content), facts={"load": _load(load or {})})
+                       figures=figures_of(content), facts={"load": _load(load), "model": served.get("model")})
 
 
 def _of_simulated_requests(place: Path) -> ComparedRun:

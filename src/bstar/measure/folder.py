@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from bstar.errors import ConfigError, SpecError
+from bstar.files import whole_file
 from bstar.measure.clock import ClockOffset
 from bstar.measure.result import BenchRun
 from bstar.measure.tables import FIELDS, RequestTable, WorkerRows, request_table
@@ -137,16 +138,10 @@ class RunFolder:
         self._atomically(f"{name}.parquet", lambda file: parquet.write_table(table, file, compression="zstd"))
 
     def _atomically(self, name: str, write: Any) -> None:
-        place = self.path / name
-        beside = self.path / f".{name}.tmp"
         try:
-            write(beside)
-            with beside.open("rb+") as file:
-                os.fsync(file.fileno())
-            beside.replace(place)
+            with whole_file(self.path / name) as place:
+                write(place)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
             self._failed(name, error)
 
     def _failed(self, name: str, error: OSError) -> None:
@@ -178,11 +173,11 @@ def read_run(path: str | Path) -> RecordedRun:
     if not (folder / "requests.parquet").is_file():
         raise ConfigError(f"run: {folder} is no folder of bstar bench (no requests.parquet in it)")
     summary = _read_json(folder / "summary.json")
-    columns = _read_parquet(folder / "requests.parquet")
+    columns = read_table(folder / "requests.parquet")
     measured = np.asarray(columns.pop("measured"), dtype=bool)
     return RecordedRun(
         path=folder, table=_table_of(columns), measured=measured,
-        traffic=_traffic_of(_read_parquet(folder / "traffic.parquet"), summary.get("load", {}),
+        traffic=_traffic_of(read_table(folder / "traffic.parquet"), summary.get("load", {}),
                             summary.get("window", {})),
         summary=summary, config=_read_json(folder / "config.json"),
         environment=_read_json(folder / "environment.json"),
@@ -226,8 +221,36 @@ def recover(path: str | Path) -> tuple[RequestTable, Traffic]:
             for row in zip(*[batch.column(i).to_pylist() for i in range(batch.num_columns)], strict=True):
                 rows.setdefault(row[-2], []).append(row[:-2])
                 parts[row[-2]] = WorkerRows(row[-2], ClockOffset(offset_s=row[-1]), rows[row[-2]])
-    traffic = _traffic_of(_read_parquet(folder / "traffic.parquet"), note, note)
+    traffic = _traffic_of(read_table(folder / "traffic.parquet"), note, note)
     return request_table(parts.values(), traffic, float(note["origin_s"])), traffic
+
+
+def runs_in(path: str | Path) -> list[Path]:
+    """The folders of runs that a path names: itself, or those inside a sweep, a repeated run or a tuning.
+
+    Raises ConfigError where there is none.
+    """
+    folder = Path(path)
+    if is_run(folder):
+        return [folder]
+    try:
+        inside = sorted((p for p in folder.iterdir() if is_run(p) and not p.name.endswith(PARTIAL)), key=_in_order)
+    except OSError as error:
+        raise ConfigError(f"run: {str(folder)!r} cannot be read ({error.strerror})") from None
+    if not inside:
+        raise ConfigError(f"run: {str(folder)!r} is no folder of bstar bench, and none is in it")
+    return inside
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run, whole or unfinished."""
+    return (folder / "requests.parquet").is_file() or is_unfinished(folder)
+
+
+def _in_order(folder: Path) -> tuple[list[str], list[float]]:
+    """Names with numbers in the order of those: concurrency-8 before concurrency-16."""
+    numbers = re.findall(r"\d+(?:\.\d+)?", folder.name)
+    return re.split(r"\d+(?:\.\d+)?", folder.name), [float(n) for n in numbers]
 
 
 def run_name(moment: datetime | None = None) -> str:
@@ -312,7 +335,8 @@ def _traffic_of(columns: dict[str, Any], load: Mapping[str, Any], window: Mappin
     )  # fmt: skip
 
 
-def _read_parquet(file: Path) -> dict[str, Any]:
+def read_table(file: Path) -> dict[str, Any]:
+    """The columns of a Parquet file of a run. Raises ConfigError where it cannot be read."""
     _pyarrow()
     from pyarrow import parquet
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from bstar.errors import ConfigError, SpecError
+from bstar.files import check_writable, whole_file
 from bstar.sim.result import SimResult
 
 REQUEST_FORMATS: Final = (".parquet", ".csv", ".jsonl", ".json")
@@ -36,12 +37,12 @@ def check_request_path(path: Path) -> None:
         raise SpecError(f"requests file: {path.name!r} must end with one of {', '.join(REQUEST_FORMATS)}")
     if path.suffix.lower() == ".parquet":
         _pyarrow()
-    _check_folder(path)
+    check_writable(path, what="requests file")
 
 
 def check_trace_path(path: Path) -> None:
     """Raises ConfigError where a trace cannot be written to `path`."""
-    _check_folder(path)
+    check_writable(path, what="trace file")
 
 
 def write_requests(result: SimResult, path: Path) -> None:
@@ -49,34 +50,39 @@ def write_requests(result: SimResult, path: Path) -> None:
     check_request_path(path)
     columns = request_columns(result)
     try:
-        if path.suffix.lower() == ".parquet":
-            pyarrow = _pyarrow()
-            from pyarrow import parquet
-
-            table = pyarrow.table({
-                name: pyarrow.array(c, mask=np.isnan(c) if c.dtype.kind == "f" else None) for name, c in columns.items()
-            })  # fmt: skip
-            parquet.write_table(table, path)
-        elif path.suffix.lower() == ".csv":
-            with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(_rows(columns, missing=""))
-        elif path.suffix.lower() == ".jsonl":
-            with path.open("w", encoding="utf-8") as file:
-                for row in _rows(columns, missing=None):
-                    file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
-        else:
-            rows = [dict(zip(columns, row, strict=True)) for row in _rows(columns, missing=None)]
-            path.write_text(json.dumps(rows), encoding="utf-8")
+        with whole_file(path) as place:
+            _write_columns(columns, place, path.suffix.lower())
     except OSError as error:
         raise ConfigError(f"requests file: {path}: {error.strerror or error}") from None
+
+
+def _write_columns(columns: dict[str, np.ndarray[Any, Any]], path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pyarrow = _pyarrow()
+        from pyarrow import parquet
+
+        table = pyarrow.table({
+            name: pyarrow.array(c, mask=np.isnan(c) if c.dtype.kind == "f" else None) for name, c in columns.items()
+        })  # fmt: skip
+        parquet.write_table(table, path)
+    elif suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(_rows(columns, missing=""))
+    elif suffix == ".jsonl":
+        with path.open("w", encoding="utf-8") as file:
+            for row in _rows(columns, missing=None):
+                file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+    else:
+        rows = [dict(zip(columns, row, strict=True)) for row in _rows(columns, missing=None)]
+        path.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def write_trace(result: SimResult, path: Path) -> None:
     """Write the run as a Chrome trace (JSON), in simulated time from the first request."""
     try:
-        with path.open("w", encoding="utf-8") as file:
+        with whole_file(path) as place, place.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             first = True
             for event in trace_events(result):
@@ -162,6 +168,3 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _check_folder(path: Path) -> None:
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise ConfigError(f"{path}: cannot be written; its folder does not exist or it is a folder itself")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bstar.errors import SpecError
@@ -64,22 +64,37 @@ def watch(
 
 def diagnose(
     snapshots: list[Snapshot], deployment: Deployment | None = None, *, telemetry: Telemetry | None = None,
-    client_limited: bool | None = None, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
-    simulate: bool = True, input_tokens: float | None = None, output_tokens: float | None = None,
+    client_limits: Sequence[str] | None = None, max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None, simulate: bool = True, input_tokens: float | None = None,
+    output_tokens: float | None = None,
 ) -> Diagnosis:  # fmt: skip
     """The diagnosis of a window.
 
+    client_limits   why the load's own client was the limit, where it says so (`Health.limited`)
+    The rest is as for `diagnose_evidence`.
+    """
+    seen = evidence_of(snapshots, telemetry=telemetry, client_limits=client_limits, max_num_seqs=max_num_seqs,
+                       max_num_batched_tokens=max_num_batched_tokens)
+    return diagnose_evidence(seen, deployment, simulate=simulate, input_tokens=input_tokens,
+                             output_tokens=output_tokens)
+
+
+def diagnose_evidence(
+    seen: Evidence, deployment: Deployment | None = None, *, simulate: bool = True, input_tokens: float | None = None,
+    output_tokens: float | None = None,
+) -> Diagnosis:  # fmt: skip
+    """The diagnosis of what was seen.
+
     deployment      what is served, on what, with which flags; without it walls are told by counters alone
-    client_limited  what the load's own client says of itself
     simulate        whether knobs are simulated
+    input_tokens, output_tokens   means of the load, where the server does not show them
     """
     if deployment is not None:
         engine = deployment.engine
-        max_num_seqs = engine.max_num_seqs if max_num_seqs is None else max_num_seqs
-        if max_num_batched_tokens is None:
-            max_num_batched_tokens = engine.max_num_batched_tokens
-    seen = evidence_of(snapshots, telemetry=telemetry, client_limited=client_limited, max_num_seqs=max_num_seqs,
-                       max_num_batched_tokens=max_num_batched_tokens)
+        seen = replace(
+            seen, max_num_seqs=engine.max_num_seqs if seen.max_num_seqs is None else seen.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens if seen.max_num_batched_tokens is None
+            else seen.max_num_batched_tokens)
     use = None if deployment is None else use_of(seen, deployment)
     finding = find_wall(seen, use)
     found: tuple[Effect, ...] = ()

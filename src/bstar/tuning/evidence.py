@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class Evidence:
     kv_total_tokens      tokens that the cache holds
     max_num_seqs, max_num_batched_tokens   as told (flags); None: not known
     telemetry            of the GPUs in the window
-    client_limited       whether the load's own client says that it was the limit; None: no client of ours
+    client_limits        why the load's own client was the limit, where it was; None: no client of ours
     """
 
     engine: str
@@ -43,8 +43,13 @@ class Evidence:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     telemetry: Telemetry | None = None
-    client_limited: bool | None = None
+    client_limits: tuple[str, ...] | None = None
     config: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def client_limited(self) -> bool | None:
+        """Whether the client was the limit; None where it is not known."""
+        return None if self.client_limits is None else bool(self.client_limits)
 
     @property
     def mean_running(self) -> float:
@@ -109,6 +114,7 @@ class Evidence:
             "prompt_tokens_per_s": self.seen.rate("prompt_tokens"), "requests_per_s": self.seen.rate("requests"),
             "kv_total_tokens": self.kv_total_tokens, "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens, "client_limited": self.client_limited,
+            "client_limits": None if self.client_limits is None else list(self.client_limits),
             "means_s": {name: self.mean_of(name) for name in ("ttft_s", "itl_s", "queue_s", "prefill_s", "e2e_s")},
         }  # fmt: skip
         if self.telemetry is not None:
@@ -118,7 +124,7 @@ class Evidence:
 
 def evidence_of(
     snapshots: Sequence[Snapshot], *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None,
-    telemetry: Telemetry | None = None, client_limited: bool | None = None,
+    telemetry: Telemetry | None = None, client_limits: Sequence[str] | None = None,
 ) -> Evidence:  # fmt: skip
     """The evidence of a series of snapshots. Raises SpecError for fewer than two."""
     if len(snapshots) < 2:
@@ -131,14 +137,14 @@ def evidence_of(
     seen = window(first, last)
     total = last.gauge("kv_total_tokens")
     if math.isnan(total):
-        total = _total_tokens(last.info)
+        total = total_tokens(last.info)
     return Evidence(
         engine=last.engine, duration_s=last.time_s - first.time_s,
         seen=replace(seen, restarted=True) if restarted else seen,
         running=_series(snapshots, "running"), waiting=_series(snapshots, "waiting"),
         kv_usage=_series(snapshots, "kv_usage_fraction"), kv_total_tokens=total * last.engines,
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, telemetry=telemetry,
-        client_limited=client_limited, config=dict(last.info),
+        client_limits=None if client_limits is None else tuple(client_limits), config=dict(last.info),
     )  # fmt: skip
 
 
@@ -151,8 +157,8 @@ def _series(snapshots: Sequence[Snapshot], name: str) -> Floats:
     return np.array([v for v in (s.gauge(name) for s in snapshots) if not math.isnan(v)], dtype=np.float64)
 
 
-def _total_tokens(info: Any) -> float:
-    """vLLM's cache_config_info, SGLang's pages."""
+def total_tokens(info: Mapping[str, str]) -> float:
+    """Tokens of an engine's cache, from vLLM's cache_config_info or SGLang's pages; nan where neither is shown."""
     for blocks, size in (("num_gpu_blocks", "block_size"), ("num_pages", "page_size")):
         try:
             return float(info[blocks]) * float(info[size])

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bstar.codec.spec_files import write_atomically
 from bstar.errors import ConfigError, SpecError
+from bstar.files import write_whole
 from bstar.tuning.points import TunePoint
 
 FILE: Final = "tune.json"
@@ -43,7 +43,7 @@ class TuneState:
         content = {"schema": SCHEMA, "settings": dict(self.settings), "points": [p.to_dict() for p in self.points],
                    "failed": self.failed, "compared": {k: p.to_dict() for k, p in self.compared.items()},
                    **(more or {})}  # fmt: skip
-        write_atomically(self.folder / FILE, json.dumps(content, indent=1, allow_nan=False, default=str))
+        write_whole(self.folder / FILE, json.dumps(content, indent=1, allow_nan=False, default=str), what="--out")
 
 
 def open_state(folder: Path, settings: Mapping[str, Any]) -> TuneState:

@@ -14,7 +14,7 @@ import numpy as np
 from bstar.errors import BstarError, InfeasibleError, SpecError
 from bstar.measure.result import BenchRun
 from bstar.measure.run import Prepared, RunOptions, bench
-from bstar.measure.server.scraper import MetricsSource, ServerObserver
+from bstar.measure.server.scraper import ServerObserver, metrics_of
 from bstar.measure.sweeps import Point, SweepPlan, sweep
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic
@@ -25,6 +25,9 @@ from bstar.tuning.serve import command_for, default_command, served
 from bstar.tuning.state import TuneState
 
 Report = Callable[[str], None]
+
+# Values that are measured beside those asked for, and the ratio within which nothing is gained by more.
+_REFINEMENTS, _CLOSE = 3, 1.25
 
 
 class InterruptedTuningError(BstarError):
@@ -48,8 +51,7 @@ class Probe:
 
     def run(self, server: Prepared, value: int, place: Path) -> BenchRun:
         """One run, watched; a folder of an interrupted one is measured again."""
-        url = self.metrics_url or server.endpoint.url
-        observer = ServerObserver(MetricsSource(url=url), interval_s=self.scrape_s)
+        observer = ServerObserver(metrics_of(server.endpoint, self.metrics_url), interval_s=self.scrape_s)
         options = replace(self.options, observers=(*self.options.observers, observer))
         found = bench(server, self.load(value), options, out=_free(place))
         if found.interrupted:
@@ -59,8 +61,9 @@ class Probe:
 
 def tune_running(
     server: Prepared, probe: Probe, state: TuneState, plan: SweepPlan, *, slo: Slo | None, report: Report,
+    refine: bool = True,
 ) -> Reading:  # fmt: skip
-    """Sweep the clients of a closed loop against a running server."""
+    """Sweep the clients of a closed loop against a running server; `refine` measures more values where one binds."""
 
     def measure(load: float) -> Point:
         value = round(load)
@@ -74,7 +77,40 @@ def tune_running(
 
     target = _target(slo)
     sweep(measure, plan, target_fraction=target)
-    return read_sweep(state.points, target_fraction=target, decode=fit_decode(state.points))
+
+    def read() -> Reading:
+        return read_sweep(state.points, target_fraction=target, decode=fit_decode(state.points))
+
+    return _refined(read, lambda _, value: measure(float(value))) if refine else read()
+
+
+def _refined(read: Callable[[], Reading], measure: Callable[[Reading, int], object]) -> Reading:
+    """The reading after values between the two that the recommended one lies between were measured too."""
+    reading, tried = read(), set[int]()
+    for _ in range(_REFINEMENTS):
+        value = value_between(reading)
+        if value is None or value in tried:  # in vain: with it no server started, or the client was the limit
+            break
+        tried.add(value)
+        measure(reading, value)
+        reading = read()
+    return reading
+
+
+def value_between(reading: Reading) -> int | None:
+    """The value to measure next: the geometric middle of the interval that the binding rule leaves open.
+
+    None where it is known within a quarter, or nothing bound.
+    """
+    advice = reading.advice
+    if advice is None or advice.rule == "largest_measured":
+        return None
+    # A knee's own interval is that of the throughputs: a value between the measured ones about it narrows that too.
+    low, high = (reading.knee.low, reading.knee.high) if advice.rule == "knee" else (advice.low, advice.high)
+    if low is None or high is None or not low > 0 or high <= _CLOSE * low:
+        return None
+    middle = round(math.sqrt(low * high))
+    return middle if low < middle < high else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +129,40 @@ class Served:
 
 def tune_served(
     server: Served, probe: Probe, state: TuneState, values: Sequence[int], budgets: Sequence[int], *, slo: Slo | None,
-    report: Report, check: bool = True,
+    report: Report, check: bool = True, refine: bool = True,
 ) -> Reading:  # fmt: skip
-    """Start, measure and stop the server for each value (and budget); then the recommended value against the default.
+    """Start, measure and stop the server for each value (and budget), and for more where one binds (`refine`); then the
+    recommended value against the default.
 
     Raises InfeasibleError where it starts for no value.
     """
+
+    def measure(value: int, budget: int | None) -> None:
+        key = _key(value, budget)
+        if state.find(value, budget) is not None:
+            return
+        report(key)
+        try:
+            point = _once(server, probe, state, value, budget, key)
+        except InfeasibleError as error:  # tried anew when the tuning is: memory or a port may be free by then
+            state.failed[key] = str(error)
+            state.save()
+            return
+        state.failed.pop(key, None)
+        state.add(point)
+
     chosen: list[int | None] = list(budgets) or [None]
     for budget in chosen:
         for value in values:
-            key = _key(value, budget)
-            if state.find(value, budget) is None and key not in state.failed:
-                report(key)
-                try:
-                    state.add(_once(server, probe, state, value, budget, key))
-                except InfeasibleError as error:
-                    state.failed[key] = str(error)
-                    state.save()
+            measure(value, budget)
     if not state.points:
         why = next(iter(state.failed.values()), "").removeprefix("--serve: ")
         raise InfeasibleError(f"--serve: for no value a server started: {why}")
-    reading = _best_reading(state.points, slo)
+
+    def read() -> Reading:
+        return _best_reading(state.points, slo)
+
+    reading = _refined(read, lambda now, value: measure(value, now.points[0].budget)) if refine else read()
     if check and reading.advice is not None:
         _compare(server, probe, state, reading, report)
     return reading
@@ -152,7 +201,8 @@ def _compare(server: Served, probe: Probe, state: TuneState, reading: Reading, r
     values = {"max_num_seqs": value} | ({} if budget is None else {"max_num_batched_tokens": budget})
     for name, words in (("recommended", command_for(server.template, values)),
                         ("default", default_command(server.template))):
-        if name in state.compared:
+        known = state.compared.get(name)
+        if known is not None and known.value in (value, 0) and known.budget == budget:
             continue
         report(f"{name} settings")
         try:
@@ -162,6 +212,7 @@ def _compare(server: Served, probe: Probe, state: TuneState, reading: Reading, r
             state.failed[name] = str(error)
             state.save()
             continue
+        state.failed.pop(name, None)
         state.compared[name] = point_of(value if name == "recommended" else 0, run, budget=budget)
         state.save()
 

@@ -63,9 +63,8 @@ class Finding:
 
 def find_wall(seen: Evidence, use: Use | None = None) -> Finding:
     """The wall of a window; `use` is what the physics says of it."""
-    if seen.client_limited:
-        return Finding(wall="client_limited", because=("the load generator was late or out of CPU: it was measured, "
-                                                       "not the server",))  # fmt: skip
+    if seen.client_limits:
+        return Finding(wall="client_limited", because=(*seen.client_limits, "the client was measured, not the server"))
     if not seen.mean_running > _IDLE_RUNNING and not seen.mean_waiting > _IDLE_RUNNING:
         return Finding(wall="idle", because=(f"{seen.mean_running:.2g} requests run on average",))
     queue = _queue_wall(seen)

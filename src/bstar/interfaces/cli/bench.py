@@ -174,15 +174,14 @@ def write_sheet(out: Path | None, name: str, sheet: dict[str, Any]) -> None:
         return
     import json
 
+    from bstar.files import write_whole
     from bstar.measure.folder import plain
 
     try:
         out.mkdir(parents=True, exist_ok=True)
-        beside = out / f".{name}.tmp"
-        beside.write_text(json.dumps(plain(sheet), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        beside.replace(out / name)
-    except OSError as error:
-        output.warn(f"{out / name} could not be written: {error.strerror or error}")
+        write_whole(out / name, json.dumps(plain(sheet), indent=2, allow_nan=False) + "\n", what="--out")
+    except (OSError, ConfigError) as error:
+        output.warn(f"the runs are written, their list is not: {error}")
 
 
 def _place(run: BenchRun, out: Path | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.connection import connection_options, endpoint_at, take_connection
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply
 from bstar.interfaces.cli.sections import section
 from bstar.interfaces.cli.traffic import build_traffic, take_traffic
@@ -28,8 +28,7 @@ _MOST_WORKERS = 256
 # A load generator keeps what it sends in memory, and no server that is measured takes more.
 _MOST_REQUESTS, _MOST_CLIENTS = 10_000_000, 1_000_000
 
-section("Server", "url", "model", "api", "api_key_env", "headers", "insecure", "ca_file", "request_timeout",
-        "stall_timeout")
+section("Server", "url", "model", "api", "request_timeout", "stall_timeout")
 section("Load", "turns", "dataset", "max_in_flight", "ramp_up", "stop_after")
 section("Requests", "tokenizer", "ignore_eos", "temperature", "extra_body", "continuous_usage", "return_token_ids",
         "content_salt")
@@ -42,11 +41,7 @@ server_options = apply(
     click.option("--url", required=True, metavar="URL", help="The server: http://127.0.0.1:8000."),
     click.option("--model", metavar="NAME", help="As the server calls it (default: the first that it serves)."),
     click.option("--api", type=click.Choice(["completions", "chat"]), help="Which API (completions)."),
-    click.option("--api-key-env", metavar="VAR",
-                 help="Environment variable with the API key (BSTAR_API_KEY, else OPENAI_API_KEY)."),
-    click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Further request header."),
-    click.option("--insecure", is_flag=True, help="Take any certificate."),
-    click.option("--ca-file", type=click.Path(path_type=Path), metavar="FILE", help="Certificates to trust."),
+    connection_options,
     click.option("--timeout", "request_timeout", type=SECONDS, default="3600s", show_default=True, metavar="T",
                  help="For a whole answer."),
     click.option("--stall-timeout", type=SECONDS, default="300s", show_default=True, metavar="T",
@@ -99,18 +94,13 @@ measuring_options = apply(
 
 def take_endpoint(options: dict[str, Any]) -> Endpoint:
     """The server of the options (removed from `options`)."""
-    from bstar.measure.endpoint import Timeouts, parse_endpoint
+    from bstar.measure.endpoint import Timeouts
 
-    url, api, variable = options.pop("url"), options.pop("api"), options.pop("api_key_env")
-    if variable is not None and not os.environ.get(variable):
-        raise SpecError(f"--api-key-env: {variable} is not set in the environment")
+    url, api = options.pop("url"), options.pop("api")
     if api is None:
         api = "chat" if url.rstrip("/").endswith("/chat/completions") else "completions"
-    return parse_endpoint(
-        url, model=options.pop("model") or "", api=api, headers=tuple(options.pop("headers")),
-        key_variable=variable, verify=not options.pop("insecure"), ca_file=options.pop("ca_file"),
-        timeouts=Timeouts(stall_s=options.pop("stall_timeout"), request_s=options.pop("request_timeout")),
-    )  # fmt: skip
+    timeouts = Timeouts(stall_s=options.pop("stall_timeout"), request_s=options.pop("request_timeout"))
+    return endpoint_at(url, take_connection(options), model=options.pop("model") or "", api=api, timeouts=timeouts)
 
 
 def take_body(options: dict[str, Any]) -> BodyOptions:
@@ -143,8 +133,8 @@ def take_workers(options: dict[str, Any]) -> Any:
     text = options.pop("workers")
     if text == "ray":
         return "ray"
-    if not text.isdecimal():
-        raise SpecError(f"--workers: must be a number of processes or ray, is {text!r}")
+    if not text.isdecimal() or int(text) < 1:
+        raise SpecError(f"--workers: must be a number of processes, 1 or more, or ray; is {text!r}")
     if int(text) > _MOST_WORKERS:
         raise SpecError(f"--workers: at most {_MOST_WORKERS} processes, are {text}; --workers ray takes more machines")
     return int(text)
@@ -277,6 +267,8 @@ def fresh_out(options: dict[str, Any]) -> Path | None:
     if resume:
         if out is None or nowhere or options.get("sweep") is None:
             raise SpecError("--resume: goes on with a sweep; give --sweep and the --out that it wrote to")
+        if not (out / "sweep.json").is_file():
+            raise SpecError(f"--resume: {out} holds no sweep; leave --resume out to begin one")
         return Path(out)
     if nowhere:
         if out is not None:

@@ -93,11 +93,24 @@ def _facts(run: BenchRun) -> list[tuple[str, ...]]:
     if run.prefix_hit_fraction is not None:
         facts.append(("prefix cache", f"{run.prefix_hit_fraction:.1%}",
                       f"of prompt tokens found; the load shares {run.expected_hit_fraction:.1%}"))
+    facts += _wall(run)
     delay, lag, cpu = health.dispatch_delay_s.p99, health.loop_lag_s.p99, health.cpu_fraction
     facts.append(("client", "ok" if not health.client_limited else "limited",
                   f"sent {format_seconds(delay)} late, loop {format_seconds(lag)} late (p99), "
                   f"{'–' if cpu is None else f'{cpu:.0%}'} of a core"))
     return facts
+
+
+def _wall(run: BenchRun) -> list[tuple[str, ...]]:
+    """The wall that the server stood at, where its own counters tell it."""
+    from bstar.tuning.recorded import evidence_of_run
+    from bstar.tuning.walls import find_wall
+
+    seen = evidence_of_run(run)
+    found = None if seen is None else find_wall(seen)
+    if found is None or found.wall in ("unknown", "client_limited"):
+        return []
+    return [("wall", found.title, f"{found.because[0]} (more: bstar diagnose --run)")]
 
 
 def _heading(server: Prepared) -> Any:

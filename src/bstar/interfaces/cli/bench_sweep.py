@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ def run_sweep(
                   "slo": None if slo is None else [slo.ttft_s, slo.tpot_s, slo.e2e_s]},
     }  # fmt: skip
     seen = _known(out, sheet)
+    if not seen:  # what --resume goes on with, also where the first load is interrupted
+        write_sheet(out, "sweep.json", sheet | _points(seen))
 
     def measure(load: float) -> Point:
         name = f"{plan.axis}-{load:g}"
@@ -102,16 +104,29 @@ def _known(out: Path | None, sheet: dict[str, Any]) -> list[Point]:
 
     file = None if out is None else out / "sweep.json"
     if file is None or not file.is_file():
-        return []  # a fresh sweep; --resume of one that never began is the same
+        return []
     found = read_json(file, what="sweep")
-    for key in ("schema", "axis", "asked"):
-        if found.get(key) != plain(sheet[key]):
-            raise SpecError(f"--resume: {out} holds a sweep of something else ({key}); choose another folder")
+    differ = differences(found, plain({key: sheet[key] for key in ("schema", "axis", "asked")}))
+    if differ:
+        raise SpecError(f"--resume: {out} holds a sweep with another {differ[0]}; give the options that it was begun "
+                        "with, or another folder")
     return [
         Point(load=p["load"], throughput_per_s=p["output_tokens_per_s"], goodput_per_s=p["goodput_requests_per_s"],
               attainment_fraction=p["slo_attainment_fraction"], valid=p["valid"], detail=p)
         for p in found.get("points", []) if not p.get("interrupted")
     ]  # fmt: skip
+
+
+def differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """The settings that differ: "axis (rate, not concurrency)", "input_lengths (512, not 256)"."""
+    out = []
+    for key, now in asked.items():
+        before = found.get(key)
+        if isinstance(now, Mapping):
+            out += differences(before if isinstance(before, Mapping) else {}, now)
+        elif before != now:
+            out.append(f"{key} ({before}, not {now})")
+    return out
 
 
 def _unused(place: Path) -> Path:

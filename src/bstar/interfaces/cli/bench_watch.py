@@ -57,10 +57,9 @@ def watchers(server: Prepared, options: dict[str, Any]) -> tuple[tuple[Observer,
 def _metrics(server: Prepared, asked: str | None) -> MetricsSource | None:
     if asked == _OFF:
         return None
-    from bstar.measure.server.scraper import MetricsSource
+    from bstar.measure.server.scraper import metrics_of
 
-    endpoint = server.endpoint
-    source = MetricsSource(url=asked or endpoint.url, key=endpoint.key, context=endpoint.ssl_context())
+    source = metrics_of(server.endpoint, asked)
     try:
         source.read()
     except BstarError:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bstar.errors import SpecError
+from bstar.files import check_writable
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.connection import connection_options, metrics_at, take_connection
 from bstar.interfaces.cli.deploy import deploy_options, describe, headline, take_deployment
 from bstar.interfaces.cli.params import SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -18,6 +20,7 @@ from bstar.units import format_seconds
 if TYPE_CHECKING:
     from bstar.calibration.observations import Observation
     from bstar.calibration.profile import Profile, ProfileConstant, ProfilePoint
+    from bstar.measure.server.scraper import MetricsSource
 
 _EPILOG = """\b
 Examples:
@@ -25,8 +28,8 @@ Examples:
   bstar calibrate points.json --from-command "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 256" --gpu h100 \\
       --out mine.toml
   bstar simulate llama-3.1-8b --gpu h100 --profile mine.json --input 900 --output 200 --rate 6
-RUNS are folders of bstar bench, results of vllm bench serve, GuideLLM, AIPerf or inference-perf, files of measured
-points (.csv as for bstar validate), or .json, .toml, .yaml with
+RUNS are folders of bstar bench (of a sweep: a point for each load), results of vllm bench serve, GuideLLM, AIPerf or
+inference-perf, files of measured points (.csv as for bstar validate), or .json, .toml, .yaml with
 points: [{concurrency: 8, input_tokens: 512, output_tokens: 128, ttft_ms: 61, tpot_ms: 8.1}, …].
 The lowest and the highest load say most; two to six runs are enough. --url takes what a running server shows of its
 own load (no load is sent): one more point, over --window.
@@ -46,7 +49,7 @@ _LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E", "
     click.option("--window", "window_s", type=SECONDS, default="60s", show_default=True, metavar="TIME",
                  help="Between the scrapes."),
     click.option("--name", metavar="NAME", help="Of the profile (default: that of the file)."),
-    deploy_options, json_option,
+    connection_options, deploy_options, json_option,
 )
 def calibrate(
     runs: tuple[Path, ...], out: Path | None, model_name: str | None, urls: tuple[str, ...], window_s: float,
@@ -62,8 +65,12 @@ def calibrate(
         raise SpecError(f"--out: {out.name} must end in .json or .toml")
     if not runs and not urls:
         raise SpecError("RUNS: none given; name runs of bstar bench, a file of points, or a server with --url")
+    if out is not None:
+        check_writable(out, what="--out")
+    connection = take_connection(options)
+    sources = [metrics_at(url, connection) for url in urls]
     built = take_deployment(model_name, options)
-    points = [*runs, *(_watched(url, window_s) for url in urls)]
+    points = [*runs, *(_watched(source, window_s) for source in sources)]
     profile = calibrated(built, points, name=name or (out.stem if out is not None else "calibrated"))
     if out is not None:
         write_profile(profile, out)
@@ -76,17 +83,15 @@ def calibrate(
         output.warn(f"wrote {out}")
 
 
-def _watched(url: str, window_s: float) -> Observation:
-    """What the server at `url` shows of the load that it has, over `window_s` seconds."""
+def _watched(source: MetricsSource, window_s: float) -> Observation:
+    """What a server shows of the load that it has, over `window_s` seconds."""
     from bstar.calibration.sources import of_window
-    from bstar.measure.server.scraper import MetricsSource
     from bstar.measure.server.snapshot import window
 
-    source = MetricsSource(url=url)
     before = source.read()
-    output.warn(f"watching {url} for {format_seconds(window_s)}")
+    output.warn(f"watching {source.url} for {format_seconds(window_s)}")
     time.sleep(window_s)
-    return of_window(window(before, source.read()), name=url)
+    return of_window(window(before, source.read()), name=source.url)
 
 
 def _show(profile: Profile, detail: str) -> None:

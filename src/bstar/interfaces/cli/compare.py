@@ -21,8 +21,8 @@ Examples:
   bstar compare runs/bench-20261130-101500 predicted.json
   bstar compare runs/mine vllm_result.json guidellm.json
 
-A RUN is a folder of bstar bench, what bstar simulate wrote (--json, or --requests-out), or a result of
-vllm bench serve --save-result, GuideLLM, AIPerf or inference-perf.
+A RUN is a folder of bstar bench (of a sweep: its runs, one a load), what bstar simulate wrote (--json, or
+--requests-out), or a result of vllm bench serve --save-result, GuideLLM, AIPerf or inference-perf.
 """
 _LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E", "output_tokens_per_s": "output tok/s",
            "requests_per_s": "requests/s", "goodput_requests_per_s": "goodput /s",

@@ -110,6 +110,10 @@ _KEYS = (
 )  # fmt: skip
 
 
+# What counters are read by also where nobody says what is served.
+_OF_COUNTERS = ("max_num_seqs", "max_num_batched_tokens")
+
+
 def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
     """The Deployment that the options describe; they are removed from `options`.
 
@@ -132,8 +136,15 @@ def take_deployment(model: str | None, options: dict[str, Any]) -> Deployment:
 
 
 def take_optional_deployment(model: str | None, options: dict[str, Any]) -> Deployment | None:
-    """The deployment of the options, with its notes printed; None where nothing names a model."""
-    if model is None and options.get("from_command") is None and options.get("file") is None:
+    """The deployment of the options, with its notes printed; None where nothing names a model.
+
+    Raises SpecError where flags describe a deployment that has no model.
+    """
+    if model is None and all(options.get(key) is None for key in ("from_command", "spec_file")):
+        for key, value in options.items():
+            if value is not None and (key.startswith("hand_") or (key in _KEYS and key not in _OF_COUNTERS)):
+                flag = "--" + key.removeprefix("hand_").replace("_", "-")
+                raise SpecError(f"MODEL: {flag} is of a deployment; name its model too, or leave {flag} out")
         return None
     built = take_deployment(model, options)
     note_deployment(built, model or built.model.name)

@@ -9,6 +9,7 @@ import click
 
 from bstar.errors import SpecError
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.connection import connection_options, metrics_at, take_connection
 from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
@@ -26,17 +27,21 @@ Examples:
   bstar diagnose --from-command "vllm serve Qwen/Qwen3-8B --max-num-seqs 64" --gpu h100 --url http://gpu-7:8000
   bstar diagnose --url http://127.0.0.1:8000 --telemetry dmon.log
   bstar diagnose --url http://127.0.0.1:8000 --watch
+  bstar diagnose --run runs/bench-20261130-101500
 
 Counters alone tell idle, KV capacity, max_num_seqs and the token budget. What a step is bound by, and what each knob
 would do, needs the model and GPU that are served (MODEL and --gpu, or --from-command); --profile makes the
-predictions those of this server. It only reads /metrics: no load of its own.
+predictions those of this server. It only reads /metrics: no load of its own. Whether the client is the limit, a server
+cannot tell: --run, the run of bstar bench, can.
 """
 
 
 @click.command("diagnose", cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("model_name", metavar="[MODEL]", required=False, shell_complete=complete_models)
 @apply(
-    click.option("--url", required=True, metavar="URL", help="The server, or its metrics."),
+    click.option("--url", metavar="URL", help="The server, or its metrics."),
+    click.option("--run", "folder", type=click.Path(path_type=Path), metavar="DIR",
+                 help="Instead of a running server: a run of bstar bench, and how its client did."),
     click.option("--window", type=SECONDS, default="30s", show_default=True, metavar="T", help="How long to look."),
     click.option("--interval", type=SECONDS, default="1s", show_default=True, metavar="T", help="Between scrapes."),
     click.option("--telemetry", metavar="FILE|nvml|URL",
@@ -44,21 +49,36 @@ predictions those of this server. It only reads /metrics: no load of its own.
     click.option("--mean-input", type=POSITIVE, metavar="N", help="Prompt tokens, where the server shows none."),
     click.option("--mean-output", type=POSITIVE, metavar="N", help="Answer tokens, likewise."),
     click.option("--watch", "watching", is_flag=True, help="Look again and again, in place (Ctrl-C ends it)."),
-    deploy_options,
-    json_option,
+    connection_options, deploy_options, json_option,
 )
-def diagnose(model_name: str | None, url: str, window: float, interval: float, telemetry: str | None,
-             mean_input: int | None, mean_output: int | None, watching: bool, as_json: bool, **options: Any) -> None:
+def diagnose(
+    model_name: str | None, url: str | None, folder: Path | None, window: float, interval: float, telemetry: str | None,
+    mean_input: int | None, mean_output: int | None, watching: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
     """Name the wall that a running server stands at, from its own counters, and what would move it."""
-    from bstar.measure.server.scraper import MetricsSource
     from bstar.tuning.diagnosis import diagnose as diagnosed
-    from bstar.tuning.diagnosis import watch
+    from bstar.tuning.diagnosis import diagnose_evidence, watch
 
+    if (url is None) == (folder is None):
+        raise SpecError("--url: give a running server, or --run with a folder of bstar bench (one of the two)")
+    if folder is not None and (watching or telemetry is not None):
+        raise SpecError(f"{'--watch' if watching else '--telemetry'}: is for a running server; a run holds its own")
     if watching and as_json:
         raise SpecError("--watch: shows a live view; leave --json out")
+    if interval >= window:
+        raise SpecError(f"--interval: {format_seconds(interval)} between scrapes leave none inside a window of "
+                        f"{format_seconds(window)}; give a shorter --interval or a longer --window")
+    connection = take_connection(options)
     seats, budget = options.get("max_num_seqs"), options.get("max_num_batched_tokens")
     built = take_optional_deployment(model_name, options)
-    source = MetricsSource(url=url)
+    if folder is not None:
+        from bstar.tuning.recorded import evidence_in
+
+        seen = evidence_in(folder, max_num_seqs=seats, max_num_batched_tokens=budget)
+        _print(diagnose_evidence(seen, built, input_tokens=mean_input, output_tokens=mean_output), as_json)
+        return
+    assert url is not None
+    source = metrics_at(url, connection)
     log = _log(telemetry)
 
     def look(on_scrape: Any = None) -> Diagnosis:
@@ -70,7 +90,10 @@ def diagnose(model_name: str | None, url: str, window: float, interval: float, t
     if watching:
         _watch(look)
         return
-    found = look()
+    _print(look(), as_json)
+
+
+def _print(found: Diagnosis, as_json: bool) -> None:
     if as_json:
         output.print_json(found.to_dict())
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from bstar.errors import BstarError, SpecError
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.connection import connection_options, endpoint_at, take_connection
 from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import COUNT, POSITIVE, SECONDS, apply, complete_models, json_option
@@ -35,7 +37,8 @@ Examples:
 
 With --url the clients of a closed loop stand for the batch. With --serve the server is started, checked, measured and
 stopped for each value, and the recommended one is measured against the engine's default. The same command with the
-same --out goes on where it was interrupted. MODEL and --gpu lay the prediction beside what was measured.
+same --out goes on where it was interrupted. MODEL and --gpu lay the prediction beside what was measured (--gpu alone,
+where --serve names the model).
 """
 _ROUNDS, _FEWEST = 6, 48
 
@@ -59,12 +62,12 @@ _ROUNDS, _FEWEST = 6, 48
     click.option("--seed", type=COUNT, default=0, show_default=True, metavar="N"),
     click.option("--ready-timeout", type=SECONDS, default="600s", show_default=True, metavar="T",
                  help="With --serve: until the server answers."),
+    click.option("--refine/--no-refine", default=True, show_default=True,
+                 help="Measure up to three more values between those that the recommended one lies between."),
     click.option("--no-check", is_flag=True, help="With --serve: leave out the recommended value against the default."),
     click.option("--allow-client-limited", is_flag=True, help="Take points where the client was the limit as well."),
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where it is written (runs/tune-TIME)."),
-    slo_options,
-    deploy_options,
-    json_option,
+    slo_options, connection_options, deploy_options, json_option,
 )
 def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
     """Find max_num_seqs by measuring: the knee of your own mix, the walls, the SLO; the rule that binds is named."""
@@ -73,11 +76,13 @@ def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
 
     mine = {name: options.pop(name) for name in (
         "url", "serve", "values", "budgets", "clients", "served_model", "input_lengths", "output_lengths", "rate",
-        "concurrency", "num_requests", "seed", "ready_timeout", "no_check", "allow_client_limited",
+        "concurrency", "num_requests", "seed", "ready_timeout", "refine", "no_check", "allow_client_limited",
         "out")}  # fmt: skip
-    slo = take_slo(options)
-    built = take_optional_deployment(model_name, options)
+    slo, mine["connection"] = take_slo(options), take_connection(options)
     _check(mine)
+    if mine["serve"] and model_name is None and options.get("gpu") is not None:
+        _take_served(mine["serve"], options)
+    built = take_optional_deployment(model_name, options)
     state = open_state(_folder(mine["out"]), _settings(mine, slo))
     try:
         reading, loads = (_serve if mine["serve"] else _running)(mine, slo, state)
@@ -126,8 +131,6 @@ def _folder(out: Path | None) -> Path:
 
 def _drop_empty(folder: Path) -> None:
     """What never began leaves nothing."""
-    from contextlib import suppress
-
     with suppress(OSError):
         folder.rmdir()
         if folder.parent == Path("runs"):
@@ -149,12 +152,26 @@ def _closed(mine: dict[str, Any], clients: int) -> Traffic:
                        warmup_requests=min(clients, count // 4))
 
 
+def _take_served(template: str, options: dict[str, Any]) -> None:
+    """What --serve starts is what is served, where a GPU is named and nothing else says it."""
+    import shlex
+
+    from bstar.codec.engine_command import parse_command
+    from bstar.tuning.serve import default_command
+
+    if options.get("from_command") is not None or options.get("spec_file") is not None:
+        return
+    command = shlex.join(default_command(template))
+    with suppress(BstarError):  # a script of the user's own: then MODEL is asked for
+        if parse_command(command).model is not None:
+            options["from_command"] = command
+
+
 def _prepare(mine: dict[str, Any], url: str) -> Prepared:
-    from bstar.measure.endpoint import parse_endpoint
     from bstar.measure.run import prepare
 
     try:
-        return prepare(parse_endpoint(url, model=mine["served_model"] or ""))
+        return prepare(endpoint_at(url, mine["connection"], model=mine["served_model"] or ""))
     except BstarError as error:  # which knows the option by its name in `bstar bench`
         raise type(error)(str(error).replace("--model", "--served-model")) from None
 
@@ -172,7 +189,8 @@ def _running(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[R
     plan = SweepPlan(axis="concurrency", loads=loads, search=not loads, relative=0.25)
     probe = Probe(load=lambda c: _closed(mine, c),
                   options=RunOptions(slo=slo, allow_client_limited=mine["allow_client_limited"]))
-    reading = tune_running(_prepare(mine, mine["url"]), probe, state, plan, slo=slo, report=_report)
+    reading = tune_running(_prepare(mine, mine["url"]), probe, state, plan, slo=slo, report=_report,
+                           refine=mine["refine"])
     return reading, {p.value: _closed(mine, p.value) for p in reading.points}
 
 
@@ -188,7 +206,8 @@ def _serve(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[Rea
     server = Served(template=mine["serve"], url=url, prepare=lambda: _prepare(mine, url), ready_s=mine["ready_timeout"])
     probe = Probe(load=lambda _: load,
                   options=RunOptions(slo=slo, allow_client_limited=mine["allow_client_limited"]))
-    reading = tune_served(server, probe, state, values, budgets, slo=slo, report=_report, check=not mine["no_check"])
+    reading = tune_served(server, probe, state, values, budgets, slo=slo, report=_report, check=not mine["no_check"],
+                          refine=mine["refine"])
     return reading, {p.value: load for p in reading.points}
 
 
@@ -239,8 +258,7 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
     heads += ["predicted tok/s"] if predicted is not None else []
     rows = []
     for p in reading.points:
-        width = "–" if p.half_width is None or not p.throughput_per_s else f"{p.half_width / p.throughput_per_s:.1%}"
-        row = [f"{p.value:,}", f"{p.throughput_per_s:,.4g}", width, format_seconds(p.amortized_s),
+        row = [f"{p.value:,}", f"{p.throughput_per_s:,.4g}", _width(p), format_seconds(p.amortized_s),
                _time(p.figures.get("ttft_s.p99")), _time(p.figures.get("tpot_s.mean")),
                _share(p.server.get("waiting_share")), _number(p.server.get("preemptions")),
                _share(p.server.get("kv_usage_max"))]  # fmt: skip
@@ -254,7 +272,7 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
         parts += [output.line(""), output.heading(f"{what} {advice.value:,}", f"{advice.reason} ({advice.sure}: "
                                                   f"between {advice.low:g} and {advice.high:g})")]
     if state.compared:
-        parts.append(_compared(state))
+        parts += _compared(state)
         moved = drift(reading, state.compared.get("recommended"))
         if moved is not None:
             parts.append(output.line(f"note: measured again, the recommended value gives {moved - 1.0:+.0%} of "
@@ -294,12 +312,28 @@ def _facts(reading: Reading, predicted: Predicted | None, what: str) -> list[tup
     return facts
 
 
-def _compared(state: TuneState) -> Any:
-    rows = []
-    for name, p in state.compared.items():
-        rows.append((name, f"{p.throughput_per_s:,.4g}", _time(p.figures.get("ttft_s.p99")),
-                     _time(p.figures.get("tpot_s.p99")), _time(p.figures.get("e2e_s.p99"))))
-    return output.table(("", "tok/s", "TTFT p99", "TPOT p99", "E2E p99"), rows)
+def _compared(state: TuneState) -> list[Any]:
+    """The recommended value and the engine's default side by side, and the gain in one line."""
+    tails = ("ttft_s.p99", "tpot_s.p99", "e2e_s.p99")
+    rows = [(name, f"{p.throughput_per_s:,.4g}", _width(p), *(_time(p.figures.get(tail)) for tail in tails),
+             _number(p.server.get("preemptions"))) for name, p in state.compared.items()]
+    parts = [output.line(""), output.table(
+        ("measured again", "tok/s", "± 95 %", "TTFT p99", "TPOT p99", "E2E p99", "preempted"), rows)]
+    best, usual = state.compared.get("recommended"), state.compared.get("default")
+    if best is not None and usual is not None and usual.throughput_per_s:
+        gains = [f"tok/s × {best.throughput_per_s / usual.throughput_per_s:.2f}"]
+        for tail, label in zip(tails, ("TTFT p99", "TPOT p99", "E2E p99"), strict=True):
+            one, other = best.figures.get(tail), usual.figures.get(tail)
+            if one is not None and other:
+                gains.append(f"{label} × {one / other:.2f}")
+        parts.append(output.line("recommended against the default: " + ", ".join(gains)))
+    return parts
+
+
+def _width(point: TunePoint) -> str:
+    """The 95 % interval of a point's throughput, as a share of it."""
+    known = point.half_width is not None and point.throughput_per_s
+    return f"{(point.half_width or 0.0) / point.throughput_per_s:.1%}" if known else "–"
 
 
 def _time(value: float | None) -> str:

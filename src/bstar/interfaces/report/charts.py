@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bstar.errors import ConfigError, SpecError
+from bstar.files import write_whole
 from bstar.interfaces.report.axes import LogAxis, batch_axis, best_time_unit, unique, value_axis
-from bstar.interfaces.report.rendering import SUFFIXES, render, write_whole
+from bstar.interfaces.report.rendering import SUFFIXES, render
 from bstar.interfaces.report.series import LANDMARK_LABELS, CurveSeries
 
 MAX_SERIES, MAX_SUBJECTS, MAX_CONTEXTS = 40, 10, 6
@@ -31,7 +32,7 @@ def curve_chart(curves: Sequence[CurveSeries], path: Path | str, *, title: str |
     suffix = target.suffix.lower()
     if suffix not in SUFFIXES:
         raise SpecError(f"plot: {str(target)!r} ends in {suffix or 'nothing'!r}; use one of {', '.join(SUFFIXES)}")
-    write_whole(target, render(curve_spec(curves, title=title), suffix))
+    write_whole(target, render(curve_spec(curves, title=title), suffix), what="plot")
 
 
 def curve_spec(curves: Sequence[CurveSeries], *, title: str | None = None) -> dict[str, Any]:

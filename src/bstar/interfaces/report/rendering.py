@@ -1,15 +1,10 @@
-"""From a Vega-Lite specification to a file: rendered by vl-convert without a browser or a network, written whole."""
+"""From a Vega-Lite specification to a file: rendered by vl-convert without a browser or a network."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from bstar.errors import ConfigError
 
 SUFFIXES = (".png", ".svg", ".html", ".pdf", ".json")
 _PNG_SCALE = 2.0
@@ -42,23 +37,3 @@ def _html(text: str) -> str:
 
     page: str = vl_convert.vegalite_to_html(text.replace("<", _LESS_THAN), bundle=True)
     return page.replace(_LESS_THAN, "\\u003c")
-
-
-def write_whole(target: Path, data: bytes) -> None:
-    """Write beside the target and rename, so that the file is whole or absent. Raises ConfigError."""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".part")
-    except OSError as error:
-        folder = str(target.parent)
-        raise ConfigError(f"plot: cannot write to {folder!r} ({error.strerror}); choose another place") from None
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise ConfigError(f"plot: cannot write {str(target)!r} ({error.strerror}); choose another place") from None
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from bstar.errors import ConfigError
-from bstar.interfaces.report.rendering import write_whole
+from bstar.files import write_whole
 from bstar.units import format_seconds
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def write_run_page(folder: Path) -> Path:
     from bstar.measure.folder import read_run
 
     target = folder / NAME
-    write_whole(target, run_page(read_run(folder)).encode())
+    write_whole(target, run_page(read_run(folder)), what="report")
     return target
 
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 from bstar.calibration.page import page_text
 from bstar.calibration.summary import METRICS, Metric, Outcome, kind_of, label_of
 from bstar.errors import ConfigError
+from bstar.files import write_whole
 from bstar.interfaces.report.axes import LogAxis, decimal_ticks
 from bstar.interfaces.report.charts import FONT, SOFT_INK, require_extra
-from bstar.interfaces.report.rendering import render, write_whole
+from bstar.interfaces.report.rendering import render
 
 _ENGINES: Final = ("vllm", "sglang", "trtllm")
 _TITLES: Final[dict[Metric, str]] = {"tpot": "TPOT", "ttft": "TTFT"}
@@ -39,7 +40,7 @@ def draw(outcomes: Sequence[Outcome], folder: Path, *, small: bool = False) -> l
     for name, spec in specs.items():
         suffix = ".png" if small and name in METRICS else ".svg"
         target = folder / f"{name}{suffix}"
-        write_whole(target, render(spec, suffix, png_scale=_PNG_SCALE))
+        write_whole(target, render(spec, suffix, png_scale=_PNG_SCALE), what="plot")
         written.append(target)
     return written
 
@@ -48,7 +49,7 @@ def write_page(outcomes: Sequence[Outcome], page: Path, *, command: str) -> Path
     """Write the validation page and, in a folder of its name beside it, its charts."""
     charts = draw(outcomes, page.with_suffix(""), small=True)
     images = {path.stem: f"{page.stem}/{path.name}" for path in charts}
-    write_whole(page, page_text(outcomes, images=images, command=command).encode())
+    write_whole(page, page_text(outcomes, images=images, command=command), what="page")
     return page
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from bstar.errors import BstarError, ConfigError
 from bstar.measure.clock import now
+from bstar.measure.endpoint import Endpoint
 from bstar.measure.keys import KeySource
 from bstar.measure.observers import Counters, Observation
 from bstar.measure.server.snapshot import Snapshot, read_snapshot, window
@@ -35,6 +36,7 @@ class MetricsSource:
     url: str
     timeout_s: float = 5.0
     key: KeySource = field(default_factory=KeySource)
+    headers: tuple[tuple[str, str], ...] = ()
     context: ssl.SSLContext | None = None
     _found: str = ""
 
@@ -73,9 +75,21 @@ class MetricsSource:
         secret = self.key.read()
         if secret is not None:
             request.add_unredirected_header("Authorization", f"Bearer {secret.reveal()}")
+        for name, value in self.headers:
+            request.add_unredirected_header(name, value)
         with urllib.request.urlopen(request, timeout=self.timeout_s, context=self.context) as answer:
             body: bytes = answer.read(_MOST_BYTES)
         return body.decode("utf-8", errors="replace")
+
+
+def metrics_of(endpoint: Endpoint, url: str | None = None) -> MetricsSource:
+    """The metrics of a server, reached as its requests are: with its key, headers and certificates.
+
+    url   where they are, when not at the server's own address
+    """
+    place = url or endpoint.url
+    return MetricsSource(url=place if "://" in place else "http://" + place, key=endpoint.key, headers=endpoint.headers,
+                         context=endpoint.ssl_context())
 
 
 def _reason(error: Exception) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 from bstar.sim.cluster.compiled import engine_at, pool_at
 from bstar.sim.cluster.pool_cost import DecodeCost, PromptCost
 from bstar.sim.cluster.pool_kernel import curve_s, decode_line_s, launched_s
-from bstar.sim.kernel.cache import name_upto, stash, take_for
-from bstar.sim.kernel.closed_forms import blocks_of, run_s, steps_to_reach, steps_with_blocks, zero
+from bstar.sim.kernel.cache import stash
+from bstar.sim.kernel.closed_forms import run_s, steps_to_reach, steps_with_blocks
 from bstar.sim.kernel.compiled import entry, inlined, part
 from bstar.sim.kernel.cost import CACHED as X_CACHED
 from bstar.sim.kernel.cost import DECODE as X_DECODE
@@ -23,9 +23,9 @@ from bstar.sim.kernel.cost import FIRST_SPAN, StepCost, add_chunk, mixed_step_s
 from bstar.sim.kernel.cost import PROMPT as X_PROMPT
 from bstar.sim.kernel.cost import SEQUENCES as X_SEQUENCES
 from bstar.sim.kernel.heap import push
-from bstar.sim.kernel.loop import _admit, _start_to_decode
-from bstar.sim.kernel.queue import answered, take_completions, waiting_of
-from bstar.sim.kernel.shortage import plan_by_request, reach_of_taken, settle_by_request
+from bstar.sim.kernel.loop import plan_step, start_to_decode
+from bstar.sim.kernel.queue import answered, head_of, take_completions, waiting_of
+from bstar.sim.kernel.shortage import reach_of_taken, settle_by_request
 from bstar.sim.kernel.spans import cross_spans, recount_spans
 from bstar.sim.kernel.state import (
     ADMITTED,
@@ -47,7 +47,6 @@ from bstar.sim.kernel.state import (
     GAPS,
     IN_FLIGHT,
     LATE,
-    LEAST_FREE,
     NOW,
     PAUSED,
     PENDING,
@@ -59,7 +58,6 @@ from bstar.sim.kernel.state import (
     SLOT_BITS,
     STEPS,
     STUCK,
-    TAIL,
     TIE,
     Blocks,
     Engine,
@@ -151,7 +149,9 @@ def advance_together(
         any_tokens, any_victims, finishing = False, False, False
         for r in range(ranks):
             engine, blocks = engine_at(engines, r), pool_at(pools, r)
-            _plan(limits, load, keys, own, blocks, engine, all_, out, r)
+            all_.scheduled[r], all_.chunks[r], all_.victims[r], short = plan_step(
+                limits, load, keys, own, blocks, engine, out, waiting_of(limits, engine.n))
+            all_.short[r] = 1 if short else 0
             any_tokens = any_tokens or all_.scheduled[r] + all_.chunks[r] > 0
             any_victims = any_victims or all_.victims[r] > 0
             finishing = finishing or engine.n[FINISHING] > 0
@@ -168,7 +168,7 @@ def advance_together(
             if n[PENDING] >= n[EXPECTED]:
                 for r in range(ranks):
                     if waiting_of(limits, engines.n[r]) > 0:
-                        n[AT_FAULT], n[GAPS] = _head(limits, load, engine_at(engines, r)), r
+                        n[AT_FAULT], n[GAPS] = head_of(limits, load, engine_at(engines, r)), r
                 return STUCK
             following = load.arrival_s[all_.order[n[PENDING]]]
             if following >= until_s:
@@ -188,15 +188,6 @@ def _out_of_room(limits: Limits, engines: Engine, all_: Together) -> bool:
     for r in range(engines.n.shape[0]):
         full = full or (engines.gaps.shape[1] > 0 and engines.n[r, GAPS] + rows > engines.gaps.shape[1])
     return full
-
-
-@inlined
-def _head(limits: Limits, load: Load, engine: Engine) -> int:
-    if limits.by_priority:
-        return int(load.by_urgency[engine.front[0]])
-    if engine.n[FRONT] > 0:
-        return int(engine.front[engine.n[FRONT] - 1])
-    return int(engine.order[engine.n[ADMITTED]])
 
 
 @inlined
@@ -317,49 +308,6 @@ def _run_decodes(
 
 
 @inlined
-def _plan(
-    limits: Limits, load: Load, keys: Keys, own: StepCost, blocks: Blocks, engine: Engine, all_: Together, out: Outcome,
-    r: int,
-) -> None:  # fmt: skip
-    """A step of rank r by itself: first those that run, then those that wait (as `loop.advance`)."""
-    n, slots = engine.n, engine.slots
-    waiting = waiting_of(limits, n)
-    longest = limits.max_model_len + limits.batched_tokens
-    if limits.threshold > 0 and n[RUNNING] + waiting > 1:
-        longest = limits.threshold
-        if limits.adaptive:
-            longest = max(longest, limits.batched_tokens // (n[RUNNING] + waiting))
-    scheduled, victims, chunks = n[DECODING], zero(), zero()
-    left = limits.budget - scheduled
-    need = engine.phases[n[STEPS] % limits.block_size]
-    tail, tokens, more, computed = n[TAIL], zero(), zero(), zero()
-    short = left < 0 or n[LATE] > 0 or n[PREFILLING] > 1 or (n[PREFILLING] == 1 and tail < 0)
-    if not short and tail >= 0 and left > 0:
-        computed = slots.computed[tail]
-        tokens = min(min(slots.target[tail] - computed, longest), left)
-        more = blocks_of(computed + tokens, limits.block_size) - blocks_of(computed, limits.block_size)
-    short = short or need + more > n[FREE]
-    if short:
-        left, scheduled, chunks, victims = plan_by_request(limits, load, keys, own, blocks, engine, out, longest)
-    else:
-        n[FREE] -= need + more
-        left -= tokens
-        if limits.caching:
-            stash(blocks, need)
-        if tokens > 0:
-            slots.taken[tail] = tokens
-            engine.chunks[0] = tail
-            chunks = zero() + 1
-            if limits.caching:
-                take_for(blocks, tail, more)
-                name_upto(blocks, keys, slots.request[tail], tail, (computed + tokens) // limits.block_size)
-    if victims == 0:
-        chunks = _admit(limits, load, keys, blocks, engine, out, longest, left, chunks)
-    n[LEAST_FREE] = min(n[LEAST_FREE], n[FREE])
-    all_.scheduled[r], all_.chunks[r], all_.victims[r], all_.short[r] = scheduled, chunks, victims, 1 if short else 0
-
-
-@inlined
 def _run_step(
     limits: Limits, own: StepCost, prompts: PromptCost, decode: DecodeCost, engines: Engine, all_: Together,
     out: Outcome, limited: bool,
@@ -445,7 +393,7 @@ def _settle(
         slots.computed[slot] += slots.taken[slot]
         slots.taken[slot] = 0
         if slots.computed[slot] == slots.target[slot]:
-            _start_to_decode(limits, own, engine, out, slot, limited)
+            start_to_decode(limits, own, engine, out, slot, limited)
             if all_.runs.shape[0] > 0:
                 all_.runs[all_.n[RUNS] - 1, 5] += 1.0
 

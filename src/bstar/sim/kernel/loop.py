@@ -120,41 +120,7 @@ def advance(
         ):  # fmt: skip
             continue
 
-        # A step by itself: first those that run …
-        longest = limits.max_model_len + limits.batched_tokens
-        if limits.threshold > 0 and n[RUNNING] + waiting > 1:
-            longest = limits.threshold
-            if limits.adaptive:
-                longest = max(longest, limits.batched_tokens // (n[RUNNING] + waiting))
-        scheduled, victims, chunks = n[DECODING], zero(), zero()
-        left = limits.budget - scheduled
-        need = engine.phases[n[STEPS] % limits.block_size]
-        tail, tokens, more, computed = n[TAIL], zero(), zero(), zero()
-        short = left < 0 or n[LATE] > 0 or n[PREFILLING] > 1 or (n[PREFILLING] == 1 and tail < 0)
-        if not short and tail >= 0 and left > 0:
-            computed = slots.computed[tail]
-            tokens = min(min(slots.target[tail] - computed, longest), left)
-            more = blocks_of(computed + tokens, limits.block_size) - blocks_of(computed, limits.block_size)
-        short = short or need + more > n[FREE]
-        if short:
-            left, scheduled, chunks, victims = plan_by_request(limits, load, keys, cost, blocks, engine, out, longest)
-        else:
-            n[FREE] -= need + more
-            left -= tokens
-            if limits.caching:
-                stash(blocks, need)
-            if tokens > 0:
-                slots.taken[tail] = tokens
-                engine.chunks[0] = tail
-                chunks = zero() + 1
-                if limits.caching:
-                    take_for(blocks, tail, more)
-                    name_upto(blocks, keys, slots.request[tail], tail, (computed + tokens) // limits.block_size)
-        # … then those that wait.
-        if victims == 0:
-            chunks = _admit(limits, load, keys, blocks, engine, out, longest, left, chunks)
-        n[LEAST_FREE] = min(n[LEAST_FREE], n[FREE])
-
+        scheduled, chunks, victims, short = plan_step(limits, load, keys, cost, blocks, engine, out, waiting)
         if scheduled + chunks > 0:
             _run_step(limits, load, cost, engine, out, full_rate, limited, short, scheduled, chunks, victims)
             continue
@@ -237,6 +203,50 @@ def _run_decodes(
         for g in range(cost.span_limit.size):
             engine.reach[g] += engine.growing[g] * steps
     return True
+
+
+@inlined
+def plan_step(
+    limits: Limits, load: Load, keys: Keys, cost: StepCost, blocks: Blocks, engine: Engine, out: Outcome, waiting: int
+) -> tuple[int, int, int, bool]:
+    """Plan a step by itself: first those that run, then those that wait.
+
+    Returns (decodes, prompt chunks, preempted, whether it was planned request by request); the chunks are in `engine`.
+    """
+    n, slots = engine.n, engine.slots
+    longest = limits.max_model_len + limits.batched_tokens
+    if limits.threshold > 0 and n[RUNNING] + waiting > 1:
+        longest = limits.threshold
+        if limits.adaptive:
+            longest = max(longest, limits.batched_tokens // (n[RUNNING] + waiting))
+    scheduled, victims, chunks = n[DECODING], zero(), zero()
+    left = limits.budget - scheduled
+    need = engine.phases[n[STEPS] % limits.block_size]
+    tail, tokens, more, computed = n[TAIL], zero(), zero(), zero()
+    short = left < 0 or n[LATE] > 0 or n[PREFILLING] > 1 or (n[PREFILLING] == 1 and tail < 0)
+    if not short and tail >= 0 and left > 0:
+        computed = slots.computed[tail]
+        tokens = min(min(slots.target[tail] - computed, longest), left)
+        more = blocks_of(computed + tokens, limits.block_size) - blocks_of(computed, limits.block_size)
+    short = short or need + more > n[FREE]
+    if short:
+        left, scheduled, chunks, victims = plan_by_request(limits, load, keys, cost, blocks, engine, out, longest)
+    else:
+        n[FREE] -= need + more
+        left -= tokens
+        if limits.caching:
+            stash(blocks, need)
+        if tokens > 0:
+            slots.taken[tail] = tokens
+            engine.chunks[0] = tail
+            chunks = zero() + 1
+            if limits.caching:
+                take_for(blocks, tail, more)
+                name_upto(blocks, keys, slots.request[tail], tail, (computed + tokens) // limits.block_size)
+    if victims == 0:
+        chunks = _admit(limits, load, keys, blocks, engine, out, longest, left, chunks)
+    n[LEAST_FREE] = min(n[LEAST_FREE], n[FREE])
+    return scheduled, chunks, victims, short
 
 
 @inlined
@@ -379,13 +389,13 @@ def _run_step(
         slots.computed[slot] += slots.taken[slot]
         slots.taken[slot] = 0
         if slots.computed[slot] == slots.target[slot]:
-            _start_to_decode(limits, cost, engine, out, slot, limited)
+            start_to_decode(limits, cost, engine, out, slot, limited)
             if engine.runs.shape[0] > 0:
                 engine.runs[n[RUNS] - 1, 5] += 1.0
 
 
 @inlined
-def _start_to_decode(limits: Limits, cost: StepCost, engine: Engine, out: Outcome, slot: int, limited: bool) -> None:
+def start_to_decode(limits: Limits, cost: StepCost, engine: Engine, out: Outcome, slot: int, limited: bool) -> None:
     """A prompt is complete: its slot decodes from now on."""
     n, slots = engine.n, engine.slots
     n[PREFILLING] -= 1

@@ -1,0 +1,97 @@
+"""The evidence of a run of `bstar bench`: its scrapes, its GPU samples, and what its client says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bstar.errors import ConfigError
+from bstar.measure.server.histogram import Histogram
+from bstar.measure.server.snapshot import Window
+from bstar.measure.telemetry.table import FIELDS, GpuSample, Telemetry
+from bstar.tuning.evidence import Evidence, total_tokens
+
+if TYPE_CHECKING:
+    from bstar.measure.result import BenchRun
+
+_FEWEST_SCRAPES = 2
+
+
+def evidence_in(
+    folder: Path, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+) -> Evidence:
+    """The evidence of a run's folder. Raises ConfigError where it is none, or where the server was not scraped."""
+    from bstar.measure.folder import read_run, read_table, runs_in
+
+    runs = runs_in(folder)
+    if runs != [folder]:
+        raise ConfigError(f"run: {str(folder)!r} holds {len(runs)} runs; name one of them ("
+                          f"{', '.join(one.name for one in runs[:6])})")
+    run = read_run(folder)
+    tables = {name: read_table(folder / f"{name}.parquet") for name in ("server", "gpu")
+              if (folder / f"{name}.parquet").is_file()}
+    found = _evidence(run.summary, tables, (run.summary.get("health") or {}).get("limited") or ())
+    if found is None:
+        raise ConfigError(f"run: {str(folder)!r} has too few scrapes of the server's metrics for a diagnosis; measure "
+                          "longer, or give bstar bench --metrics URL")
+    return _told(found, max_num_seqs, max_num_batched_tokens)
+
+
+def evidence_of_run(run: BenchRun) -> Evidence | None:
+    """The evidence of a run that has just ended; None where the server was not, or hardly, scraped."""
+    summary = {o.name: o.summary for o in run.observations}
+    tables = {name: table for o in run.observations for name, table in o.tables.items()}
+    return _evidence(summary, tables, run.health.limited)
+
+
+def _told(seen: Evidence, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> Evidence:
+    from dataclasses import replace
+
+    return replace(seen, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+
+
+def _evidence(summary: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], limits: Any) -> Evidence | None:
+    server, series = summary.get("server") or {}, tables.get("server") or {}
+    if len(series.get("time_s", ())) < _FEWEST_SCRAPES or not server.get("duration_s"):
+        return None
+    counters = {name: float(value) for name, value in (server.get("counters") or {}).items() if value is not None}
+    if server.get("steps") is not None:
+        counters.setdefault("steps", float(server["steps"]))
+    config = dict(server.get("config") or {})
+    return Evidence(
+        engine=str(server.get("engine") or ""), duration_s=float(server["duration_s"]),
+        running=_gauge(series, "running"), waiting=_gauge(series, "waiting"),
+        kv_usage=_gauge(series, "kv_usage_fraction"),
+        seen=Window(duration_s=float(server["duration_s"]), engine=str(server.get("engine") or ""),
+                    restarted=bool(server.get("restarted")), counters=counters, histograms=_histograms(server)),
+        kv_total_tokens=total_tokens(config) * int(server.get("engines") or 1),
+        telemetry=_telemetry(summary.get("gpu") or {}, tables.get("gpu") or {}),
+        client_limits=tuple(map(str, limits)), config=config,
+    )  # fmt: skip
+
+
+def _gauge(series: Mapping[str, Any], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values = np.asarray(series.get(name, ()), dtype=np.float64)
+    return values[~np.isnan(values)]
+
+
+def _histograms(server: Mapping[str, Any]) -> dict[str, Histogram]:
+    """Counts and means: all that a summary keeps of a histogram's buckets and that a diagnosis needs."""
+    return {name: Histogram(bounds=(math.inf,), counts=(float(h["count"]),), total=float(h["count"]) * float(h["mean"]))
+            for name, h in (server.get("histograms") or {}).items() if h.get("mean") is not None}
+
+
+def _telemetry(summary: Mapping[str, Any], table: Mapping[str, Any]) -> Telemetry | None:
+    times = table.get("time_s")
+    if times is None or not len(times):
+        return None
+    columns = {name: table[name] for name in FIELDS if name in table}
+    samples = tuple(
+        GpuSample(time_s=float(time), gpu=int(gpu),
+                  values={name: float(column[i]) for name, column in columns.items() if not np.isnan(column[i])})
+        for i, (time, gpu) in enumerate(zip(times, table["gpu"], strict=True)))
+    return Telemetry(source=str(summary.get("source") or ""), samples=samples)
