@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import HERE, ROOT, Server, free_port, stop, wait_until_ready
+from servers import HERE, ROOT, Server, environment, free_port, stop, wait_until_ready
 
 
 @pytest.fixture(scope="session")
@@ -37,12 +37,8 @@ def server(vllm_python: Path, tiny_model: Path, tmp_path_factory: pytest.TempPat
         "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--host", "127.0.0.1",
         "--port", str(port), *(word for flag in flags.items() for word in flag),
     ]  # fmt: skip
-    environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_COLOR": "0", "PYTHONPATH": "",
-    }  # fmt: skip
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
     try:
         wait_until_ready(process, f"http://127.0.0.1:{port}", log)
         yield Server(url=f"http://127.0.0.1:{port}", log=log, model=tiny_model, settings=flags)

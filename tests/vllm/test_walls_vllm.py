@@ -6,7 +6,6 @@ is planted so that no hiccup of the machine makes it another one.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from servers import HERE, free_port, stop, wait_until_ready
+from servers import HERE, environment, free_port, stop, wait_until_ready
 
 pytest.importorskip("httptools")
 
@@ -42,12 +41,8 @@ def serving(python: Path, model: Path, log: Path, *flags: str) -> Iterator[str]:
         str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "tiny",
         "--load-format", "dummy", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port), *flags,
     ]  # fmt: skip
-    environment = {
-        **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_COLOR": "0", "PYTHONPATH": "",
-    }  # fmt: skip
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
     try:
         wait_until_ready(process, f"http://127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}"
