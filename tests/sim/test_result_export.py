@@ -73,7 +73,7 @@ def test_parquet_without_pyarrow_says_what_to_do(
 def test_paths_that_cannot_be_written(result: SimResult, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="must end with"):
         write_requests(result, tmp_path / "r.xls")
-    with pytest.raises(ConfigError, match="folder does not exist"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         write_requests(result, tmp_path / "none" / "r.csv")
     with pytest.raises(ConfigError):
         write_trace(result, tmp_path)
