@@ -155,7 +155,7 @@ def test_a_run_is_watched(server: tuple[str, list[str]]) -> None:
     texts[:] = [vllm_text(), vllm_text(preempted=1, generated=1500, steps=150), vllm_text(preempted=3, generated=2000)]
     observer = ServerObserver(MetricsSource(url=url), interval_s=0.02)
     observer.start(now())
-    while observer._thread is not None and len(observer.snapshots) < 4:
+    while len(observer.snapshots) < 4:
         pass
     seen = observer.stop()
     assert seen.summary["counters"]["preemptions"] == 3.0

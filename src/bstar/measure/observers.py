@@ -6,7 +6,8 @@ summary.json and, where it has tables, Parquet files of its name in the run's fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,6 +37,29 @@ class Observer(Protocol):
 
     def stop(self) -> Observation:
         """End, and say what was seen. Never raises: a failure is a line in the summary."""
+
+
+class Repeating:
+    """Calls something now, every `interval_s` from a thread of its own, and once more at the end."""
+
+    def __init__(self, call: Callable[[], None], interval_s: float, *, name: str) -> None:
+        self._call, self._interval_s = call, interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._call()
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float) -> None:
+        """`timeout_s`: how long a call under way may take."""
+        self._ended.set()
+        self._thread.join(timeout=timeout_s)
+        self._call()
+
+    def _loop(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self._call()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

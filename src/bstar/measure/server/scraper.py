@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import math
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from bstar.errors import BstarError, ConfigError
 from bstar.measure.clock import now
 from bstar.measure.endpoint import Endpoint
 from bstar.measure.keys import KeySource
-from bstar.measure.observers import Counters, Observation
+from bstar.measure.observers import Counters, Observation, Repeating
 from bstar.measure.server.snapshot import Snapshot, read_snapshot, window
 
 _PATHS: Final = ("/metrics", "/prometheus/metrics", "/metrics/")
@@ -129,32 +128,23 @@ class ServerObserver:
         self.snapshots: list[Snapshot] = []
         self.failures = 0
         self.last_failure = ""
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._repeating: Repeating | None = None
         self._origin_s = 0.0
 
     def start(self, origin_s: float) -> None:
         # One observer may watch several runs, one after another.
         self.snapshots, self.failures, self.last_failure = [], 0, ""
-        self._stop = threading.Event()
         self._origin_s = origin_s
-        self._scrape()
-        self._thread = threading.Thread(target=self._loop, name="bstar-metrics", daemon=True)
-        self._thread.start()
+        self._repeating = Repeating(self._scrape, self.interval_s, name="bstar-metrics")
+        self._repeating.start()
 
     def stop(self) -> Observation:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self.source.timeout_s + 1.0)
-        self._scrape()
+        if self._repeating is not None:
+            self._repeating.stop(timeout_s=self.source.timeout_s + 1.0)
         try:
             return Observation(name="server", summary=self._summary(), tables={"server": self._series()})
         except Exception as error:  # a run is not lost for its observer
             return Observation(name="server", summary={"error": f"{type(error).__name__}: {error}"})
-
-    def _loop(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self._scrape()
 
     def _scrape(self) -> None:
         try:

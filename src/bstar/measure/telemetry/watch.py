@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 import urllib.request
 from typing import Any, Protocol
 
 from bstar.errors import ConfigError
 from bstar.measure.clock import now
-from bstar.measure.observers import Observation
+from bstar.measure.observers import Observation, Repeating
 from bstar.measure.telemetry.dcgm import read_dcgm
 from bstar.measure.telemetry.table import GpuSample, Telemetry
 
@@ -121,17 +120,14 @@ class GpuObserver:
         self._samples: list[GpuSample] = []
         self._last: Telemetry | None = None
         self._failure = ""
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._repeating: Repeating | None = None
         self._origin_s = 0.0
 
     def start(self, origin_s: float) -> None:
         self._samples, self._last, self._failure = [], None, ""
-        self._stop = threading.Event()
         self._origin_s = origin_s
-        self._sample()
-        self._thread = threading.Thread(target=self._loop, name="bstar-gpu", daemon=True)
-        self._thread.start()
+        self._repeating = Repeating(self._sample, self.interval_s, name="bstar-gpu")
+        self._repeating.start()
 
     @property
     def telemetry(self) -> Telemetry | None:
@@ -141,19 +137,13 @@ class GpuObserver:
         return Telemetry(source=self._last.source, samples=tuple(self._samples), names=self._last.names)
 
     def stop(self) -> Observation:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10.0)
-        self._sample()
+        if self._repeating is not None:
+            self._repeating.stop(timeout_s=10.0)
         seen = self.telemetry
         if seen is None:
             return Observation(name="gpu", summary={"error": self._failure})
         summary = seen.summary() if not self._failure else {**seen.summary(), "last_failure": self._failure}
         return Observation(name="gpu", summary=summary, tables={"gpu": seen.columns(self._origin_s)})
-
-    def _loop(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self._sample()
 
     def _sample(self) -> None:
         try:
