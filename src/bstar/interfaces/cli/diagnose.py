@@ -183,13 +183,12 @@ def _facts(found: Diagnosis) -> list[tuple[str, ...]]:
     seen, use = found.evidence, found.use
     seats = "" if seen.max_num_seqs is None else f"of {seen.max_num_seqs:,} seats"
     facts: list[tuple[str, ...]] = [
-        ("running", _number(seen.mean_running), seats), ("waiting", _number(seen.mean_waiting), ""),
-        ("KV use", f"{seen.kv_usage.mean():.0%}" if seen.kv_usage.size else "–",
-         f"{_number(seen.preemptions)} preemptions"),
-        ("output", f"{_number(seen.seen.rate('generated_tokens'))} tok/s",
-         f"{_number(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
-        ("step", format_seconds(seen.step_s) if seen.step_s == seen.step_s else "–",
-         f"{_number(seen.step_tokens)} tokens"),
+        ("running", output.number(seen.mean_running), seats), ("waiting", output.number(seen.mean_waiting), ""),
+        ("KV use", output.percent(seen.kv_usage.mean() if seen.kv_usage.size else None),
+         f"{output.number(seen.preemptions)} preemptions"),
+        ("output", f"{output.number(seen.seen.rate('generated_tokens'))} tok/s",
+         f"{output.number(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
+        ("step", format_seconds(seen.step_s), f"{output.number(seen.step_tokens)} tokens"),
     ]  # fmt: skip
     for label, name in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("queue", "queue_s")):
         value = seen.mean_of(name)
@@ -200,7 +199,3 @@ def _facts(found: Diagnosis) -> list[tuple[str, ...]]:
         facts.append(("predicted step", format_seconds(use.predicted_s),
                       f"the measured one is × {use.step_s / use.predicted_s:.2f}"))
     return facts
-
-
-def _number(value: float) -> str:
-    return "–" if value != value else f"{value:,.4g}"

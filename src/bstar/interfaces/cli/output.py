@@ -201,3 +201,13 @@ def size(value: float | None, units: str = "both") -> str:
     if abs(value) < 1024:
         return format_bytes(value)
     return f"{format_bytes(value)} ({format_bytes(value, binary=False)})"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; "–" where there is none."""
+    return "–" if value is None or value != value else f"{value:,.4g}"
+
+
+def percent(value: float | None, decimals: int = 0) -> str:
+    """A share; "–" where there is none."""
+    return "–" if value is None or value != value else f"{value:.{decimals}%}"

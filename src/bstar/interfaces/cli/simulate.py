@@ -307,16 +307,13 @@ def _facts(result: SimResult) -> list[tuple[str, ...]]:
     facts += [
         ("in flight", f"{result.mean_in_flight:,.1f}", f"mean; {steps.num_steps:,} steps, "
          f"{format_seconds(steps.busy_s / max(steps.num_steps, 1))} each"),
-        ("KV cache", _percent(result.kv_usage), f"mean in use, {steps.max_kv_usage():.1%} at most; "
+        ("KV cache", output.percent(result.kv_usage, 1), f"mean in use, {steps.max_kv_usage():.1%} at most; "
          f"{int(result.num_preemptions.sum()):,} preemptions, {int(result.cached_tokens.sum()):,} prompt tokens found "
          "cached"),
-        ("MBU, MFU", f"{_percent(steps.mbu)}, {_percent(steps.mfu)}", "of bandwidth and of peak FLOP/s, while busy"),
+        ("MBU, MFU", f"{output.percent(steps.mbu, 1)}, {output.percent(steps.mfu, 1)}",
+         "of bandwidth and of peak FLOP/s, while busy"),
     ]
     return facts
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
 
 
 def _pictures(result: SimResult) -> list[Any]:
@@ -325,7 +322,7 @@ def _pictures(result: SimResult) -> list[Any]:
         return []
     series = result.series(min(72, max(output.console().width - _MARGINS, 10)))
     rows = (("running", series.running, _count), ("waiting", series.waiting, _count),
-            ("KV in use", series.kv_usage, _percent), ("tok/s", series.output_tokens_per_s, _count))
+            ("KV in use", series.kv_usage, output.percent), ("tok/s", series.output_tokens_per_s, _count))
     span_s = result.span_s[1] - result.span_s[0]
     lines = [output.line(f"  {label:<10}{_sparkline(values)}  {form(float(values.max()))}", style="dim")
              for label, values, form in rows if values.max() > 0]

@@ -259,11 +259,11 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
     rows = []
     for p in reading.points:
         row = [f"{p.value:,}", f"{p.throughput_per_s:,.4g}", _width(p), format_seconds(p.amortized_s),
-               _time(p.figures.get("ttft_s.p99")), _time(p.figures.get("tpot_s.mean")),
-               _share(p.server.get("waiting_share")), _number(p.server.get("preemptions")),
-               _share(p.server.get("kv_usage_max"))]  # fmt: skip
+               format_seconds(p.figures.get("ttft_s.p99")), format_seconds(p.figures.get("tpot_s.mean")),
+               output.percent(p.server.get("waiting_share")), output.number(p.server.get("preemptions")),
+               output.percent(p.server.get("kv_usage_max"))]  # fmt: skip
         if predicted is not None:
-            row.append(_number(predicted.throughput_per_s.get(p.value)))
+            row.append(output.number(predicted.throughput_per_s.get(p.value)))
         rows.append(tuple(row))
     parts: list[Any] = [output.table(tuple(heads), rows), output.line("")]
     parts.append(output.facts(_facts(reading, predicted, what)))
@@ -305,7 +305,7 @@ def _facts(reading: Reading, predicted: Predicted | None, what: str) -> list[tup
         facts.append(("regions", "", "; ".join(f"{n} {a:.3g}–{b:.3g}" for n, a, b in reading.regions)))
     if predicted is not None:
         marks = ", ".join(f"{n} {v:,.3g}" for n, v in predicted.landmarks.items() if v is not None)
-        facts.append(("predicted", _number(predicted.recommended), f"by rule {predicted.rule}; {marks}"))
+        facts.append(("predicted", output.number(predicted.recommended), f"by rule {predicted.rule}; {marks}"))
         if predicted.bandwidth_fraction is not None:
             facts.append(("bandwidth", f"{predicted.bandwidth_fraction:.0%}",
                           "of the datasheet's, reached by reading one more cache"))
@@ -315,8 +315,8 @@ def _facts(reading: Reading, predicted: Predicted | None, what: str) -> list[tup
 def _compared(state: TuneState) -> list[Any]:
     """The recommended value and the engine's default side by side, and the gain in one line."""
     tails = ("ttft_s.p99", "tpot_s.p99", "e2e_s.p99")
-    rows = [(name, f"{p.throughput_per_s:,.4g}", _width(p), *(_time(p.figures.get(tail)) for tail in tails),
-             _number(p.server.get("preemptions"))) for name, p in state.compared.items()]
+    rows = [(name, f"{p.throughput_per_s:,.4g}", _width(p), *(format_seconds(p.figures.get(tail)) for tail in tails),
+             output.number(p.server.get("preemptions"))) for name, p in state.compared.items()]
     parts = [output.line(""), output.table(
         ("measured again", "tok/s", "± 95 %", "TTFT p99", "TPOT p99", "E2E p99", "preempted"), rows)]
     best, usual = state.compared.get("recommended"), state.compared.get("default")
@@ -334,15 +334,3 @@ def _width(point: TunePoint) -> str:
     """The 95 % interval of a point's throughput, as a share of it."""
     known = point.half_width is not None and point.throughput_per_s
     return f"{(point.half_width or 0.0) / point.throughput_per_s:.1%}" if known else "–"
-
-
-def _time(value: float | None) -> str:
-    return "–" if value is None else format_seconds(value)
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.4g}"

@@ -75,16 +75,14 @@ def _all_rows(outcomes: Sequence[Outcome]) -> list[Any]:
     for o in outcomes:
         found = o.prediction
         rows.append((
-            o.point.id, label(o.point), _time(found.ttft_s), _range(found.ttft_range_s), _time(o.point.ttft_s),
-            signed(o.error("ttft")), _time(found.tpot_s), _range(found.tpot_range_s), _time(o.point.tpot_s),
+            o.point.id, label(o.point), format_seconds(found.ttft_s), _range(found.ttft_range_s),
+            format_seconds(o.point.ttft_s),
+            signed(o.error("ttft")), format_seconds(found.tpot_s), _range(found.tpot_range_s),
+            format_seconds(o.point.tpot_s),
             signed(o.error("tpot")),
         ))  # fmt: skip
     columns = ("row", "what", "TTFT", "range", "measured", "error", "TPOT", "range", "measured", "error")
     return [output.line(""), output.table(columns, rows, left=(0, 1), fold=(1,))]
-
-
-def _time(seconds: float | None) -> str:
-    return "–" if seconds is None else format_seconds(seconds)
 
 
 def _range(found: tuple[float, float] | None) -> str:
