@@ -66,7 +66,7 @@ def wall(**planted: Any) -> str:
     ({"waiting": 4.0, "kv": 0.2, "max_num_seqs": 256, "max_num_batched_tokens": 512, "prompt_per_step": 500.0},
      "token_budget"),
     ({"kv": 0.2, "max_num_seqs": 256, "max_num_batched_tokens": 512, "prompt_per_step": 500.0}, "token_budget"),
-    ({"kv": 0.2, "max_num_seqs": 256}, "unknown"),
+    ({"kv": 0.2, "max_num_seqs": 256}, "client_limited"),
 ])  # fmt: skip
 def test_counters_tell_the_wall(planted: dict[str, Any], expected: str) -> None:
     assert wall(**planted) == expected
@@ -127,7 +127,7 @@ def test_gpu_counters_tell_where_the_model_is_not_given() -> None:
     assert found(dram_active_fraction=0.8, tensor_active_fraction=0.2) == "saturating"
     assert found(dram_active_fraction=0.3, tensor_active_fraction=0.7) == "compute_bound"
     assert found(dram_active_fraction=0.1) == "overhead_bound"
-    assert found(memory_busy_fraction=0.9) == "unknown"  # a share of time, not of bandwidth
+    assert found(memory_busy_fraction=0.9) == "client_limited"  # a share of time, not of bandwidth
 
 
 def test_more_seats_are_predicted_to_help_where_seats_are_the_wall() -> None:

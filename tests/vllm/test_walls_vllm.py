@@ -136,7 +136,15 @@ def test_a_client_at_its_limit_is_no_server(server, tmp_path):
     found = diagnose_evidence(evidence_in(tmp_path / "limited"))
     assert found.finding.wall == "client_limited", found.to_dict()
     assert any("late" in reason for reason in found.finding.because)
-    assert diagnose_evidence(evidence_in(tmp_path / "free")).finding.wall != "client_limited"
+    free = diagnose_evidence(evidence_in(tmp_path / "free"))
+    assert free.evidence.client_limited is False
+    assert not any("late" in reason for reason in free.finding.because)
+
+
+def test_few_clients_are_no_wall_of_the_server(server):
+    found = seen_under(server.url, closed_loop(3, 30, 40, 24), max_num_seqs=8)
+    assert found.finding.wall == "client_limited", found.to_dict()
+    assert any("the load that comes" in reason for reason in found.finding.because)
 
 
 @pytest.fixture(scope="module")

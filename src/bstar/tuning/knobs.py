@@ -138,7 +138,8 @@ def knobs(d: Deployment, wall: Wall) -> Iterator[Knob]:
         yield Knob(change="more load on each replica, or fewer replicas",
                    reason="a larger batch is nearly free: weights are read once for all")
     if wall == "client_limited":
-        yield Knob(change="more workers of the client (bstar bench --workers N)", reason="the client was the limit")
+        yield Knob(change="more clients, or more workers of theirs (bstar bench --workers N)",
+                   reason="the server is not the limit")
     if wall in ("kv_capacity", "max_num_seqs", "token_budget", "compute_bound", "kv_bandwidth"):
         yield Knob(change="another replica (bstar plan --rate … says how many)", reason="half the load for each")
 

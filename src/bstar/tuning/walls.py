@@ -2,7 +2,8 @@
 
 Rules go from what the counters prove to what the physics tells:
 
-    client_limited     the load's client was the limit: nothing is said of the server
+    client_limited     the load's client was the limit; or nothing waits and nobody says what a step is bound by: the load
+                       that comes is the limit, not the server
     idle               hardly anything runs
     kv_capacity        requests are preempted, or wait while the cache has no room for the next prompt
     max_num_seqs       requests wait while every seat is taken and the cache has room
@@ -33,7 +34,7 @@ Wall = Literal[
     "weight_bound", "saturating", "kv_bandwidth", "unknown",
 ]  # fmt: skip
 TITLES: Final[dict[Wall, str]] = {
-    "client_limited": "the client is the limit", "idle": "idle", "kv_capacity": "KV-cache capacity",
+    "client_limited": "the load is the limit (client-limited)", "idle": "idle", "kv_capacity": "KV-cache capacity",
     "max_num_seqs": "max_num_seqs", "token_budget": "token budget (prefill-starved)", "compute_bound": "compute-bound",
     "overhead_bound": "overhead-bound", "weight_bound": "weight-bound: a larger batch is nearly free",
     "saturating": "saturating", "kv_bandwidth": "KV bandwidth: beyond B*", "unknown": "no wall seen",
@@ -72,8 +73,16 @@ def find_wall(seen: Evidence, use: Use | None = None) -> Finding:
     if queue is not None:
         also = () if inside is None or inside.wall == "unknown" else (inside.wall,)
         return Finding(wall=queue.wall, because=queue.because, also=also)
-    return inside if inside is not None else Finding(
-        wall="unknown", because=("no queue and no preemption; give the model and GPU to see what a step is bound by",))
+    return inside if inside is not None else _by_the_load(seen)
+
+
+def _by_the_load(seen: Evidence) -> Finding:
+    """No wall of the server: more requests would be served at once."""
+    seats = "" if seen.max_num_seqs is None else f" of {seen.max_num_seqs:,} seats"
+    return Finding(wall="client_limited", because=(
+        f"no request waits for long and none was preempted; {seen.mean_running:.3g}{seats} run on average",
+        *_usage(seen), "the load that comes is the limit, not the server; give the model and GPU to see what a step is "
+        "bound by"))
 
 
 def _queue_wall(seen: Evidence) -> Finding | None:
