@@ -28,27 +28,21 @@ def furnish(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
-    """One working folder a document: a block may use the files that an earlier one wrote."""
-    return {file: furnish(tmp_path_factory.mktemp("docs") / file.stem) for file in FILES}
+@pytest.mark.parametrize("file", FILES, ids=[str(f.relative_to(ROOT)) for f in FILES])
+def test_a_document_runs(file: Path, tmp_path: Path) -> None:
+    """Its blocks one after another, in one working folder: one may use the names and files of an earlier one."""
+    folder, names = furnish(tmp_path), {"__name__": "__main__"}
+    for block in (b for b in BLOCKS if b.file == file and not b.skip):
+        run_block(block, folder, names)
 
 
-@pytest.fixture(scope="module")
-def names() -> dict[Path, dict[str, Any]]:
-    return {file: {"__name__": "__main__"} for file in FILES}
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=[b.name for b in BLOCKS])
-def test_a_block_runs(block: Block, folders: dict[Path, Path], names: dict[Path, dict[str, Any]]) -> None:
-    if block.skip:
-        pytest.skip(block.skip)
+def run_block(block: Block, folder: Path, names: dict[str, Any]) -> None:
     if block.language in ("python", "pycon"):
-        run_python(block, names[block.file], folders[block.file])
+        run_python(block, names, folder)
         return
     for command in commands(block):
         where = f"{block.file.name}:{command.line}: $ {command.text}"
-        code, printed = run_command(command.text, folders[block.file])
+        code, printed = run_command(command.text, folder)
         assert code == command.exit_code, f"{where}\nended with {code}:\n{printed[-2000:]}"
         if command.shown is not None:
             problem = difference(command.shown, printed)
