@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import TYPE_CHECKING
 
 from bstar.codec.build import default_block_size
 from bstar.codec.engine_settings import ONLINE_QUANTIZATION
@@ -11,6 +12,11 @@ from bstar.errors import SpecError
 from bstar.specs.deployment import Deployment
 from bstar.units import GIB
 
+if TYPE_CHECKING:
+    from bstar.catalog.engines import EngineDefaults
+
+# Before it the flag was --cuda-graph-sizes.
+_CAPTURE_SIZE_SINCE = (0, 12, 0)
 _OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
 _ALLOW_LONGER = {
     "vllm": ("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",), "sglang": ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",),
@@ -116,8 +122,7 @@ def _vllm(d: Deployment, model: str) -> list[str]:
     ):
         if wanted != default:
             words.append(f"--{name}" if wanted else f"--no-{name}")
-    words += _vllm_graphs(d, defaults.cudagraph_mode, defaults.cudagraph_max_size(
-        e.max_num_seqs, e.max_num_batched_tokens, query_tokens=1 + e.num_speculative_tokens))
+    words += _vllm_graphs(d, defaults)
     if e.long_prefill_token_threshold != defaults.long_prefill_token_threshold:
         words += ["--long-prefill-token-threshold", str(e.long_prefill_token_threshold)]
     if e.stream_interval != defaults.stream_interval:
@@ -136,17 +141,22 @@ def _vllm(d: Deployment, model: str) -> list[str]:
     return words
 
 
-def _vllm_graphs(d: Deployment, mode: str, default: int) -> list[str]:
+def _vllm_graphs(d: Deployment, defaults: EngineDefaults) -> list[str]:
+    from bstar.catalog.engines import parse_version
+
     e = d.engine
     if e.enforce_eager:
         return ["--enforce-eager"]
+    default = defaults.cudagraph_max_size(
+        e.max_num_seqs, e.max_num_batched_tokens, query_tokens=1 + e.num_speculative_tokens)
     if e.cudagraph_max_size == 0 and default:
         return ["--compilation-config", '{"cudagraph_mode": "NONE"}']
     words = []
-    if e.cudagraph_mode != mode:
+    if e.cudagraph_mode != defaults.cudagraph_mode:
         words += ["--compilation-config", json.dumps({"cudagraph_mode": e.cudagraph_mode.upper()})]
     if e.cudagraph_max_size != default:
-        words += ["--max-cudagraph-capture-size", str(e.cudagraph_max_size)]
+        new = parse_version(defaults.known_version) >= _CAPTURE_SIZE_SINCE
+        words += ["--max-cudagraph-capture-size" if new else "--cuda-graph-sizes", str(e.cudagraph_max_size)]
     return words
 
 

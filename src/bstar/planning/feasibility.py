@@ -12,15 +12,12 @@ from bstar.physics.memory import MemoryBudget, memory_budget
 from bstar.planning.draws import RequestDraws
 from bstar.planning.outcomes import open_outcomes, saturated_rate_per_s
 from bstar.planning.replica import Replica
-from bstar.planning.space import EngineChoice, Layout, build, token_budgets
+from bstar.planning.space import SCREENING_SEQS, EngineChoice, Layout, build, token_budgets
 from bstar.specs.deployment import Deployment
 from bstar.specs.device import DeviceSpec
 from bstar.specs.model import ModelSpec
 from bstar.specs.slo import Slo
 from bstar.units import format_seconds
-
-# A screening value: small enough for state caches, large enough to see the engine's graph memory.
-SCREENING_SEQS = 256
 
 
 class NoAnswerError(Exception):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bstar.catalog.engines import engine_defaults
 from bstar.codec.build import build_deployment
 from bstar.planning.limits import floored
 from bstar.specs.deployment import Deployment
@@ -15,6 +16,9 @@ from bstar.specs.model import ModelSpec
 if TYPE_CHECKING:
     from bstar.calibration.profile import Profile
 
+# A screening value: small enough for state caches, large enough to see the engine's graph memory.
+SCREENING_SEQS = 256
+_REPLAYS_PROMPTS = ("full_and_piecewise", "piecewise")
 # Beyond one node a replica is only tried where no smaller one fits.
 LARGEST_REPLICA_GPUS = 16
 _DEGREES = (1, 2, 4, 8, 16)
@@ -85,19 +89,34 @@ def build(
     max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int | None,
 ) -> Deployment:  # fmt: skip
     """The deployment of a layout. `max_num_seqs` counts per attention-data-parallel rank, as the flag does."""
-    built = build_deployment(
+    built = _with_wide_graphs(build_deployment(
         model, device, tp=layout.tp, pp=layout.pp, attention_dp=layout.attention_dp, ep=layout.ep,
         kv_cache_dtype=kv_cache_dtype, engine=choice.engine, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
         gpu_memory_utilization=choice.gpu_memory_utilization, block_size=choice.block_size,
         enable_prefix_caching=choice.enable_prefix_caching, enable_chunked_prefill=choice.enable_chunked_prefill,
         async_scheduling=choice.async_scheduling, enforce_eager=choice.enforce_eager,
-    )  # fmt: skip
+    ))  # fmt: skip
     if choice.profile is None:
         return built
     from bstar.calibration.profile import calibrated, holds_for
 
     return calibrated(built, choice.profile) if holds_for(choice.profile, built) else built
+
+
+def _with_wide_graphs(built: Deployment) -> Deployment:
+    """With CUDA graphs as for SCREENING_SEQS at least.
+
+    vLLM captures up to twice max_num_seqs: with few seats, steps that hold a chunk of a prompt would be beyond it and
+    launched kernel by kernel. One flag keeps them, and what a layout carries does not depend on the seats it gets.
+    """
+    engine = built.engine
+    if engine.cudagraph_max_size == 0 or engine.cudagraph_mode not in _REPLAYS_PROMPTS:
+        return built
+    widest = engine_defaults(engine.name, engine.version, built.device, strict=False).cudagraph_max_size(
+        max(engine.max_num_seqs, SCREENING_SEQS), engine.max_num_batched_tokens,
+        query_tokens=1 + engine.num_speculative_tokens)
+    return replace(built, engine=replace(engine, cudagraph_max_size=max(engine.cudagraph_max_size, widest)))
 
 
 def lanes(largest: int) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 Rules go from what the counters prove to what the physics tells:
 
-    client_limited     the load's client was the limit; or nothing waits and nobody says what a step is bound by: the load
-                       that comes is the limit, not the server
+    client_limited     the load's client was the limit; or nothing waits and nobody says what a step is bound by: then
+                       the load that comes is the limit, not the server
     idle               hardly anything runs
     kv_capacity        requests are preempted, or wait while the cache has no room for the next prompt
     max_num_seqs       requests wait while every seat is taken and the cache has room
