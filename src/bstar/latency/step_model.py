@@ -187,14 +187,20 @@ class StepModel:
         # step stays affine in the context (the simulator sums many steps in closed form).
         rows = self.streaming
         body[rows] += np.maximum(work.compute[rows] - work.cache[rows], 0.0)
-        engine = self.per_step_s * self.pipeline_stages + self.layers_s + self.per_sequence_s * work.sequences
-        if np.any(work.launching):
-            kernels = work.fixed.sum(axis=0) + body.sum(axis=0) + self.layers_s - work.reach
-            engine = engine + smooth_max(kernels, work.launching, self.smoothing) - kernels
         return OperatorTimes(
             fixed=work.fixed, body=body, compute_bound=work.compute > memory,
-            cache_share=work.cache / np.maximum(memory, 1e-30), engine=engine,
+            cache_share=work.cache / np.maximum(memory, 1e-30),
+            engine=self.engine_s(work.fixed.sum(axis=0) + body.sum(axis=0), work),
         )  # fmt: skip
+
+    def engine_s(self, kernels_s: FloatArray, work: StepWork) -> FloatArray:
+        """What a step takes beside its kernels: the host's work, and launching that lasts longer than they do."""
+        engine: FloatArray = (self.per_step_s * self.pipeline_stages + self.layers_s
+                              + self.per_sequence_s * work.sequences)
+        if np.any(work.launching):
+            kernels = kernels_s + self.layers_s - work.reach
+            engine = engine + smooth_max(kernels, work.launching, self.smoothing) - kernels
+        return engine
 
     def expected_s(self, values: FloatArray) -> FloatArray:
         """Expected seconds of whole steps; `values` are their statistics, (statistics,) or (statistics, m)."""

@@ -41,17 +41,18 @@ class PrefillCost:
 def steps_expected_s(model: StepModel, values: Floats, lone: Floats | None = None) -> Floats:
     """Expected seconds of many steps; `values` are their statistics, shape (statistics, m).
 
-    lone   statistics as the busiest data-parallel rank has them: what a rank does for its own tokens follows
-           these; routed experts and collectives, which the ranks share, follow `values`
+    lone   statistics as the busiest data-parallel rank has them: what a rank does for its own tokens, and whether it
+           replays a graph, follows these; routed experts and collectives, which the ranks share, follow `values`
     """
     times = model.times(model.work_of(values))
     each = times.fixed + times.body
-    if lone is not None:
-        own = model.times(model.work_of(lone))
-        shared = model.collective | np.array([work.kind == "moe_gemm" for work in model.step.works])
-        each = np.where(shared[:, None], each, own.fixed + own.body)
-    result: Floats = each.sum(axis=0) + times.engine
-    return result
+    if lone is None:
+        return np.asarray(each.sum(axis=0) + times.engine)
+    busiest = model.work_of(lone)
+    own = model.times(busiest)
+    shared = model.collective | np.array([work.kind == "moe_gemm" for work in model.step.works])
+    kernels_s: Floats = np.where(shared[:, None], each, own.fixed + own.body).sum(axis=0)
+    return np.asarray(kernels_s + model.engine_s(kernels_s, busiest))
 
 
 def batch_grid(largest: int) -> Floats:
