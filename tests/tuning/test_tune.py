@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,6 +250,134 @@ def test_bad_options_of_diagnose_are_one_line(arguments: list[str], said: str) -
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+SECRET = "top-secret-42"
+
+
+@pytest.mark.parametrize(("command", "shown"), [
+    ("vllm serve M --api-key K1 K2 --max-num-seqs {max_num_seqs}", "vllm serve M --api-key *** *** --max-num-seqs"),
+    ("vllm serve M --api-key=abc --port 8", "vllm serve M --api-key=*** --port 8"),
+    ("HF_TOKEN=abcd MY_KEY=x N=1 serve --hf-token 'a b' m", "HF_TOKEN=*** MY_KEY=*** N=1 serve --hf-token *** m"),
+    ("docker run -e AWS_SECRET_ACCESS_KEY=abc img --admin-api-key abc",
+     "docker run -e AWS_SECRET_ACCESS_KEY=*** img --admin-api-key ***"),
+    ("bash -c 'vllm serve M --api-key \"a b\" --max-num-seqs {max_num_seqs}'",
+     "bash -c 'vllm serve M --api-key *** --max-num-seqs {max_num_seqs}'"),
+    ("""vllm serve M --extra '{"password": "abc"}'""", """--extra '{"password": "***"}'"""),
+    ("vllm serve M --tokenizer t --max-num-seqs {max_num_seqs}", "vllm serve M --tokenizer t --max-num-seqs {max_"),
+])  # fmt: skip
+def test_a_command_is_shown_without_its_secrets(command: str, shown: str) -> None:
+    from bstar.codec.masking import masked_command
+
+    assert shown in masked_command(command)
+    assert masked_command(masked_command(command)) == masked_command(command)
+
+
+def test_a_server_that_says_its_key_is_quoted_without_it(tmp_path: Path) -> None:
+    """In words of its own, and although nothing there looks like a key."""
+    says = f"import sys; print('ValueError: {SECRET} is no key'); sys.exit(3)"
+    words = [sys.executable, "-c", says, "--api-key", SECRET]
+    with pytest.raises(InfeasibleError, match=r"ValueError: \*\*\* is no key"), \
+            served(words, f"http://127.0.0.1:{free_port()}", tmp_path / "log", ready_s=30.0):
+        pass
+
+
+def test_settings_are_kept_and_compared_without_their_secrets(tmp_path: Path) -> None:
+    command = "vllm serve M --api-key {} --max-num-seqs {{max_num_seqs}} --port {}"
+    state = open_state(tmp_path / "t", {"serve": command.format(SECRET, 81)})
+    state.add(point(4, 1.0))
+    assert SECRET not in (tmp_path / "t" / "tune.json").read_text()
+    assert open_state(tmp_path / "t", {"serve": command.format("another", 81)}).points
+    with pytest.raises(SpecError, match="another serve"):
+        open_state(tmp_path / "t", {"serve": command.format(SECRET, 82)})
+
+
+def test_a_tuning_that_measured_nothing_takes_other_settings(tmp_path: Path) -> None:
+    open_state(tmp_path / "t", {"serve": "a {max_num_seqs}"})
+    (tmp_path / "t" / "seqs-4.log").write_text("error: no such flag")
+    again = open_state(tmp_path / "t", {"serve": "b {max_num_seqs}"})
+    assert not again.drop_if_empty()
+    (tmp_path / "t" / "seqs-4.log").write_text("")
+    assert again.drop_if_empty()
+    assert not (tmp_path / "t").exists()
+
+
+def tuning(server: str, out: Path, *more: str) -> subprocess.Popen[str]:
+    """`bstar tune --serve` of a Python text, with a key among its arguments."""
+    command = f"TOKEN={SECRET} {sys.executable} {server} {{max_num_seqs}} --api-key {SECRET}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "bstar.interfaces.cli", "tune", "--serve", command, "--url",
+         f"http://127.0.0.1:{free_port()}", "--input", "8", "--output", "8", "--values", "4", "--out", str(out), *more],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "NO_COLOR": "1"})
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_first_server_starts_can_be_gone_on_with(tmp_path: Path) -> None:
+    """One line at once, a folder that the same command takes, and the key in none of it."""
+    script, out = tmp_path / "server.py", tmp_path / "t"
+    script.write_text("import time; print('starting', flush=True); time.sleep(60)")
+    process = tuning(str(script), out)
+    log = out / "seqs-4.log"
+    while not (log.is_file() and log.stat().st_size) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    said = err.strip().splitlines()
+    assert said[-2].startswith("stopping the server")
+    assert said[-1].startswith("error: interrupted: no value is measured yet; go on with the same options and --out")
+    assert json.loads((out / "tune.json").read_text())["points"] == []
+    script.write_text(f"import sys; print('ValueError: no room for {SECRET}'); sys.exit(1)")
+    process = tuning(str(script), out)
+    _, more = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "no room for ***" in more
+    written = "".join(f.read_text() for f in out.iterdir() if f.suffix != ".log")  # the log is the server's own
+    assert SECRET not in err + more + written
+
+
+def test_a_second_ctrl_c_kills_the_server(tmp_path: Path) -> None:
+    """A server that takes no Ctrl-C: the first begins to wait for it, the second ends it at once."""
+    script = tmp_path / "server.py"
+    script.write_text("import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+                      "print(os.getpid(), flush=True); time.sleep(60)")
+    process, log = tuning(str(script), tmp_path / "t"), tmp_path / "t" / "seqs-4.log"
+    while not (log.is_file() and log.stat().st_size) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping the server" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=15)
+    assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)
+
+
+def test_a_slip_in_the_command_leaves_nothing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["tune", "--serve", "no-such-program {max_num_seqs}", "--url",
+                                      f"http://127.0.0.1:{free_port()}", "--input", "8", "--output", "8", "--out",
+                                      str(tmp_path / "t")])  # fmt: skip
+    assert result.exit_code == 2
+    assert "cannot run 'no-such-program'" in result.stderr
+    assert not (tmp_path / "t").exists()
+
+
+def test_what_lies_beyond_the_measured_values_is_said_so() -> None:
+    from bstar.interfaces.cli.tune import _facts
+
+    reading = read_sweep(affine([1, 2, 4], 0.01, 1e-6), target_fraction=0.9, decode=None)
+    assert ("SLO met up to", "at least 4", "the largest measured") in _facts(reading, None, "clients")
+    assert reading.advice is not None
+    assert reading.advice.range_text == "4 or more"
+    missed = read_sweep([point(v, 1.0, attained=0.1) for v in (1, 2)], target_fraction=0.9, decode=None)
+    assert ("SLO met up to", "–", "not even at the smallest measured") in _facts(missed, None, "clients")
+    between = read_sweep([point(v, v, attained=float(v < 3)) for v in (1, 2, 4)], target_fraction=0.9, decode=None)
+    assert ("SLO met up to", "2", "not at 4") in _facts(between, None, "clients")
+    below = read_sweep([point(v, 100.0) for v in (2, 4, 8)], target_fraction=None, decode=None).advice
+    assert below is not None
+    assert below.range_text == "2 or less"
 
 
 def test_what_is_served_is_what_the_command_starts() -> None:

@@ -44,6 +44,13 @@ class Advice:
     high: float
     sure: Literal["sure", "rough", "open"]
 
+    @property
+    def range_text(self) -> str:
+        """ "between 8 and 16", "8 or more", "8 or less"."""
+        if not math.isfinite(self.high):
+            return f"{self.low:g} or more"
+        return f"between {self.low:g} and {self.high:g}" if self.low > 0 else f"{self.high:g} or less"
+
     def to_dict(self) -> dict[str, Any]:
         return {"value": self.value, "rule": self.rule, "reason": self.reason,
                 "between": [self.low, self.high if math.isfinite(self.high) else None],

@@ -7,16 +7,19 @@ import os
 import re
 import shlex
 import signal
+import ssl
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from bstar.codec.masking import masked, secrets_of, without_secrets
 from bstar.errors import ConfigError, InfeasibleError, SpecError
+from bstar.tuning.state import InterruptedTuningError
 
 PLACEHOLDERS: Final = ("max_num_seqs", "max_num_batched_tokens")
 _HEALTH: Final = ("/health", "/v1/models")
@@ -87,15 +90,17 @@ def _split(template: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(words: list[str], url: str, log: Path, *, ready_s: float) -> Iterator[None]:
-    """A server that runs while the block does.
+def served(
+    words: list[str], url: str, log: Path, *, ready_s: float, say: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """A server that runs while the block does. `say` is told when Ctrl-C stops it, which may take a while.
 
     Raises ConfigError where it cannot be started or something else listens there already, InfeasibleError where it
     ends (out of memory, a bad flag) or is not ready within `ready_s`.
     """
     if _answers(url):
         raise ConfigError(f"--serve: something answers at {url} already; stop it, or give the command another --port")
-    environment = dict(os.environ)
+    environment, secrets = dict(os.environ), secrets_of(words)
     while words and "=" in words[0] and not words[0].startswith("-"):
         name, _, value = words[0].partition("=")
         environment[name], words = value, words[1:]
@@ -104,13 +109,17 @@ def served(words: list[str], url: str, log: Path, *, ready_s: float) -> Iterator
             process = subprocess.Popen(words, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment,
                                        start_new_session=True)
         except OSError as error:
-            raise ConfigError(f"--serve: cannot run {words[0]!r}: {error.strerror or error}") from None
+            raise ConfigError(f"--serve: cannot run {masked(words[0])!r}: {error.strerror or error}") from None
+    interrupted = False
     with _ended_by_sigterm():
         try:
-            _wait(process, url, log, ready_s)
+            _wait(process, url, log, ready_s, secrets)
             yield
+        except (KeyboardInterrupt, InterruptedTuningError):
+            interrupted = True
+            raise
         finally:
-            _stop(process)
+            _stop(process, interrupted, say)
             _gone(url, process.pid)
 
 
@@ -131,16 +140,17 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: float) -> None:
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: float, secrets: tuple[str, ...]) -> None:
     end = time.monotonic() + ready_s
     while time.monotonic() < end:
         if process.poll() is not None:
             raise InfeasibleError(f"--serve: the server ended with {process.returncode}; its log {log} says: "
-                                  f"{_said(log)}")
+                                  f"{without_secrets(_said(log), secrets)}")
         if _answers(url):
             return
         time.sleep(0.25)
-    raise InfeasibleError(f"--serve: not ready after {ready_s:g} s (--ready-timeout); its log {log} says: {_said(log)}")
+    raise InfeasibleError(f"--serve: not ready after {ready_s:g} s (--ready-timeout); its log {log} says: "
+                          f"{without_secrets(_said(log), secrets)}")
 
 
 def _answers(url: str) -> bool:
@@ -149,8 +159,10 @@ def _answers(url: str) -> bool:
             with urllib.request.urlopen(url + path, timeout=3) as answer:
                 if answer.status == 200:
                     return True
-        except (urllib.error.URLError, OSError, ValueError):
-            continue
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            # Something listens there; whether its certificate or its lack of TLS is a fault the client says.
+            if isinstance(getattr(error, "reason", None), ssl.SSLError):
+                return True
     return False
 
 
@@ -162,9 +174,11 @@ def _said(log: Path) -> str:
     return (named or [line for line in telling if "error" in line.lower()] or lines or ["nothing"])[-1][:300]
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], interrupted: bool, say: Callable[[str], None]) -> None:
     """End the server and everything in its group: engines run workers of their own. Another Ctrl-C kills at once."""
     try:
+        if interrupted:
+            say("stopping the server … (Ctrl-C again kills it)")
         for how, seconds in _STOP_S:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, how)

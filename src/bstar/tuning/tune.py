@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bstar.errors import BstarError, InfeasibleError, SpecError
+from bstar.errors import InfeasibleError, SpecError
 from bstar.measure.result import BenchRun
 from bstar.measure.run import Prepared, RunOptions, bench
 from bstar.measure.server.scraper import ServerObserver, metrics_of
@@ -22,18 +23,12 @@ from bstar.tuning.advice import Reading, read_sweep
 from bstar.tuning.decode_fit import fit_decode
 from bstar.tuning.points import TunePoint, point_of
 from bstar.tuning.serve import command_for, default_command, served
-from bstar.tuning.state import TuneState
+from bstar.tuning.state import InterruptedTuningError, TuneState
 
 Report = Callable[[str], None]
 
 # Values that are measured beside those asked for, and the ratio within which nothing is gained by more.
 _REFINEMENTS, _CLOSE = 3, 1.25
-
-
-class InterruptedTuningError(BstarError):
-    """Ctrl-C: what was measured is on disk."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +50,7 @@ class Probe:
         options = replace(self.options, observers=(*self.options.observers, observer))
         found = bench(server, self.load(value), options, out=_free(place))
         if found.interrupted:
-            raise InterruptedTuningError("interrupted: what was measured is on disk; the same command goes on with it")
+            raise InterruptedTuningError("interrupted")
         return found
 
 
@@ -119,12 +114,18 @@ class Served:
 
     template   the command with {max_num_seqs}, perhaps {max_num_batched_tokens}
     prepare    looks at the server once it is ready
+    say        is told what takes long
     """
 
     template: str
     url: str
     prepare: Callable[[], Prepared]
     ready_s: float
+    say: Callable[[str], None] = lambda _: None
+
+    def running(self, words: list[str], log: Path) -> AbstractContextManager[None]:
+        """A server of these words while the block runs."""
+        return served(words, self.url, log, ready_s=self.ready_s, say=self.say)
 
 
 def tune_served(
@@ -188,7 +189,7 @@ def _best_reading(points: Sequence[TunePoint], slo: Slo | None) -> Reading:
 def _once(server: Served, probe: Probe, state: TuneState, value: int, budget: int | None, key: str) -> TunePoint:
     values = {"max_num_seqs": value} | ({} if budget is None else {"max_num_batched_tokens": budget})
     words = command_for(server.template, values)
-    with served(words, server.url, state.folder / f"{key}.log", ready_s=server.ready_s):
+    with server.running(words, state.folder / f"{key}.log"):
         run = probe.run(server.prepare(), value, state.folder / key)
         return point_of(value, run, budget=budget, seats=value)
 
@@ -206,7 +207,7 @@ def _compare(server: Served, probe: Probe, state: TuneState, reading: Reading, r
             continue
         report(f"{name} settings")
         try:
-            with served(words, server.url, state.folder / f"{name}.log", ready_s=server.ready_s):
+            with server.running(words, state.folder / f"{name}.log"):
                 run = probe.run(server.prepare(), value, state.folder / name)
         except InfeasibleError as error:
             state.failed[name] = str(error)

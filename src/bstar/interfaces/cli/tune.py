@@ -71,7 +71,7 @@ _ROUNDS, _FEWEST = 6, 48
 )
 def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
     """Find max_num_seqs by measuring: the knee of your own mix, the walls, the SLO; the rule that binds is named."""
-    from bstar.tuning.state import open_state
+    from bstar.tuning.state import InterruptedTuningError, open_state
     from bstar.tuning.tune import summary_of
 
     mine = {name: options.pop(name) for name in (
@@ -86,8 +86,10 @@ def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
     state = open_state(_folder(mine["out"]), _settings(mine, slo))
     try:
         reading, loads = (_serve if mine["serve"] else _running)(mine, slo, state)
+    except (KeyboardInterrupt, InterruptedTuningError):
+        raise InterruptedTuningError(_interrupted(state)) from None
     except BaseException:
-        _drop_empty(state.folder)
+        _drop_empty(state)
         raise
     predicted = None if built is None else _predicted(built, reading, loads, slo, swept=bool(mine["serve"]))
     sheet = summary_of(reading, state, predicted)
@@ -129,12 +131,21 @@ def _folder(out: Path | None) -> Path:
     return Path("runs") / run_name().replace("bench-", "tune-")
 
 
-def _drop_empty(folder: Path) -> None:
-    """What never began leaves nothing."""
-    with suppress(OSError):
-        folder.rmdir()
-        if folder.parent == Path("runs"):
-            folder.parent.rmdir()
+def _drop_empty(state: TuneState) -> bool:
+    """What never began leaves nothing; whether it is gone."""
+    gone = state.drop_if_empty()
+    if gone and state.folder.parent == Path("runs"):
+        with suppress(OSError):
+            state.folder.parent.rmdir()
+    return gone
+
+
+def _interrupted(state: TuneState) -> str:
+    if _drop_empty(state):
+        return "interrupted: nothing was measured, nothing is kept"
+    count = len(state.points)
+    measured = f"{count} {'value is' if count == 1 else 'values are'} measured" if count else "no value is measured yet"
+    return f"interrupted: {measured}; go on with the same options and --out {state.folder}"
 
 
 def _settings(mine: dict[str, Any], slo: Slo | None) -> dict[str, Any]:
@@ -203,7 +214,8 @@ def _serve(mine: dict[str, Any], slo: Slo | None, state: TuneState) -> tuple[Rea
     budgets = parse_values(mine["budgets"], "--budgets") if mine["budgets"] else ()
     load = _open(mine) if mine["rate"] is not None else _closed(mine, mine["concurrency"] or 2 * max(values))
     url = mine["url"] or url_of(mine["serve"])
-    server = Served(template=mine["serve"], url=url, prepare=lambda: _prepare(mine, url), ready_s=mine["ready_timeout"])
+    server = Served(template=mine["serve"], url=url, prepare=lambda: _prepare(mine, url), ready_s=mine["ready_timeout"],
+                    say=lambda text: click.echo(text, err=True))
     probe = Probe(load=lambda _: load,
                   options=RunOptions(slo=slo, allow_client_limited=mine["allow_client_limited"]))
     reading = tune_served(server, probe, state, values, budgets, slo=slo, report=_report, check=not mine["no_check"],
@@ -270,7 +282,7 @@ def _parts(reading: Reading, state: TuneState, predicted: Predicted | None, what
     advice = reading.advice
     if advice is not None:
         parts += [output.line(""), output.heading(f"{what} {advice.value:,}", f"{advice.reason} ({advice.sure}: "
-                                                  f"between {advice.low:g} and {advice.high:g})")]
+                                                  f"{advice.range_text})")]
     if state.compared:
         parts += _compared(state)
         moved = drift(reading, state.compared.get("recommended"))
@@ -288,7 +300,8 @@ def _facts(reading: Reading, predicted: Predicted | None, what: str) -> list[tup
     facts: list[tuple[str, ...]] = []
     if reading.knee.load is not None:
         interval = reading.knee_90
-        facts.append(("5 % knee", f"{reading.knee.load:.3g}", "of this mix" + (
+        below = "at most " if reading.knee.edge == "below" else ""
+        facts.append(("5 % knee", f"{below}{reading.knee.load:.3g}", "of this mix" + (
             "" if interval is None else f"; 90 %: {interval[0]:.3g} to {interval[1]:.3g}")))
     fit = reading.decode
     if fit is not None:
@@ -299,8 +312,12 @@ def _facts(reading: Reading, predicted: Predicted | None, what: str) -> list[tup
         # Where max_num_seqs is swept under one load, that requests wait for a seat is meant.
         if mark.load is not None and not (mark is reading.waiting and what == "max_num_seqs"):
             facts.append((label, f"{mark.load:g}", "" if mark.low is None else f"not yet at {mark.low:g}"))
-    if reading.slo.load is not None:
-        facts.append(("SLO met up to", f"{reading.slo.load:g}", ""))
+    if reading.slo.edge == "below":
+        facts.append(("SLO met up to", "–", "not even at the smallest measured"))
+    elif reading.slo.load is not None:
+        open_end = reading.slo.edge == "above"
+        facts.append(("SLO met up to", f"{'at least ' if open_end else ''}{reading.slo.load:g}",
+                      "the largest measured" if open_end else f"not at {reading.slo.high:g}"))
     if reading.regions:
         facts.append(("regions", "", "; ".join(f"{n} {a:.3g}–{b:.3g}" for n, a, b in reading.regions)))
     if predicted is not None:
