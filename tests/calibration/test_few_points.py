@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import bstar
+from bstar.calibration import few_points
 from bstar.calibration.few_points import calibrate
 from bstar.calibration.observations import Observation, observations, predicted
 from bstar.calibration.points import read_rows
@@ -139,7 +140,9 @@ def test_rows_and_files_of_measured_points(tmp_path: Path) -> None:
     from_points = calibrate(DEPLOYMENT, read_rows(header + rows))
     table = tmp_path / "points.csv"
     table.write_text(header + rows + "c,vllm,0.19.0,llama-3.1-8b,h100,512,64,4,,\n")  # a row without figures
-    assert calibrate(DEPLOYMENT, table) == from_points
+    from_table = calibrate(DEPLOYMENT, table)
+    assert from_table.notes[0] == "points.csv: row c is left out: it has neither ttft nor tpot"
+    assert replace(from_table, notes=from_points.notes) == from_points
     table.write_text(header + rows + "d,vllm,0.19.0,llama-3.1-70b,h100,512,64,4,60,8\n")
     with pytest.raises(SpecError, match=r"point d: its row is of llama-3\.1-70b"):
         calibrate(DEPLOYMENT, table)
@@ -279,3 +282,46 @@ def test_a_peak_that_is_a_guess_is_calibrated_too() -> None:
     again = calibrate(mine, points)  # from the guess, not from what it carries
     assert {c.name: c.value for c in again.constants} == pytest.approx({c.name: c.value for c in profile.constants})
     assert all(k.name != "device.peak" for k in knobs_for(DEPLOYMENT))
+    assert profile.device is not None
+    assert profile.device.bandwidth_bytes_per_s == 30e9
+    assert again.device is not None
+    assert again.device.bandwidth_bytes_per_s == pytest.approx(30e9)
+
+
+def served(one: Observation, *names: str, **changes: Any) -> tuple[str, ...]:
+    return calibrate(DEPLOYMENT, [replace(one, id="r4", served=names, **changes)]).notes
+
+
+def test_runs_of_another_model_or_with_fewer_places_are_said_first() -> None:
+    (one,) = observations(LOAD | {"concurrency": 4, "tpot_s": 0.009, "ttft_s": 0.05})
+    notes = served(one, "tiny", "/models/tiny", seats=8, notes=("c1 is left out",))
+    assert notes[0].startswith("r4 served tiny, the deployment is llama-3.1-8b")
+    assert notes[1].startswith("r4 never ran more than 8 requests while others waited, the deployment has max_num_seqs")
+    assert notes[2] == "c1 is left out"
+    for names in ((), ("llama-3.1-8b",), ("Llama_3.1_8B",), ("meta-llama/Llama-3.1-8B",), ("/srv/llama-3.1-8b/",),
+                  ("chat", "/srv/meta-llama/Llama-3.1-8B-Instruct"), ("Meta-Llama-3.1-8B",)):  # fmt: skip
+        assert not any("served" in note for note in served(one, *names)), names
+    assert not any("never ran" in note for note in served(one, seats=256))
+
+
+def test_errors_are_predicted_over_measured_everywhere() -> None:
+    """The table's `off` and the notes' agree in sign: a server that is slower than predicted is off by less than 0."""
+    strange = [measured(DEPLOYMENT, 2) | {"ttft_s": 30.0}, measured(DEPLOYMENT, 48)]
+    profile = calibrate(DEPLOYMENT, strange)
+    (note,) = (note for note in profile.notes if note.startswith("c2 stays off"))
+    off = profile.points[0].after["ttft_s"] / 30.0 - 1
+    assert off < -0.5
+    assert f"(predicted / measured − 1): ttft_s {off:+.0%}" in note
+
+
+def test_all_steps_that_go_too_far_are_shortened() -> None:
+    """Far from the fitted constants the sum of times may miss in every round: less of the first step is then better
+    than to leave everything as it was."""
+    (one,) = observations(LOAD | {"concurrency": 4, "tpot_s": 0.012, "ttft_s": 0.08})
+    problem = few_points._Problem.of([(DEPLOYMENT, one)])
+    start = problem.solved(kept=[])
+    good = problem.solved()
+    assert good.cost < start.cost
+    beyond = replace(good, u=good.u * 4.0)
+    assert start.cost > problem._nearer(start, beyond).cost > 0
+    assert problem._nearer(good, beyond) is good

@@ -13,6 +13,7 @@ import bstar
 from bstar.calibration.profile import (
     Profile,
     ProfileConstant,
+    ProfileDevice,
     ProfilePoint,
     Scope,
     calibrated,
@@ -22,9 +23,12 @@ from bstar.calibration.profile import (
     read_profile,
     write_profile,
 )
+from bstar.catalog.devices import with_overrides
+from bstar.catalog.probe import Probe, device_of
 from bstar.errors import ConfigError, InputError, SpecError
 from bstar.latency import decode_step_time
 from bstar.latency.constants import constants_for
+from bstar.specs.deployment import Deployment
 
 DEPLOYMENT = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", engine="vllm@0.19.0")
 
@@ -36,6 +40,8 @@ def a_profile(**changes: Any) -> Profile:
             ProfileConstant(name="scale.gemm_memory", value=0.9, prior=1.0, standard_error=0.05),
             ProfileConstant(name="step_s", value=3e-3, prior=3e-4, standard_error=1e-4),
         ),
+        "device": ProfileDevice(name="CPU (a, 8 logical CPUs)", bandwidth_bytes_per_s=5e10,
+                                peak_flops_per_s={"bf16": 1e12, "fp32": 1e12}),
         "covariance": ((0.0025, -1e-6), (-1e-6, 1e-8)),
         "points": (ProfilePoint(
             id="low", load="concurrency", load_value=4.0, input_tokens=512.0, output_tokens=128.0,
@@ -81,6 +87,8 @@ def _broken() -> list[tuple[str, dict[str, Any], str]]:
         ("an unknown key of a point", changed(points=[point | {"tpot": 1}]), "tpot"),
         ("a measured time below 0", changed(points=[point | {"measured": {"tpot_s": -1.0}}]), "more than 0"),
         ("another load", changed(points=[point | {"load": "qps"}]), "rate_per_s"),
+        ("a device without its peaks", changed(device={"name": "a", "bandwidth_bytes_per_s": 1e9}), "peak_flops_per_s"),
+        ("a bandwidth of 0", changed(device=plain["device"] | {"bandwidth_bytes_per_s": 0}), "more than 0"),
         ("a covariance of another size", changed(covariance=[[1.0]]), "covariance"),
     ]  # fmt: skip
 
@@ -174,3 +182,57 @@ def test_plan_uses_it_where_it_holds() -> None:
     assert tpot(mine, gpus[0]) > 1.1 * tpot(fitted, gpus[0])
     assert tpot(mine, gpus[1]) == pytest.approx(tpot(fitted, gpus[1]))
     assert any("profile mine" in note for note in mine.notes)
+
+
+CPU = Probe(processor="a", logical_cpus=8, memory_bytes=64 << 30, read_bytes_per_s=4e10, copy_bytes_per_s=3e10,
+            fp32_flops_per_s=5e11, measured_at="2026-11-30T00:00:00Z")  # fmt: skip
+
+
+def on_cpu(probe: Probe = CPU, **changes: Any) -> Deployment:
+    device = with_overrides(device_of(probe), **changes)
+    return bstar.deployment(model="qwen3-0.6b", gpu=device, max_model_len=2048)
+
+
+def of_cpu(**changes: Any) -> Profile:
+    constants = tuple(ProfileConstant(name=name, value=value, prior=1.0, standard_error=0.1)
+                      for name, value in (("device.peak", 4.0), ("device.bandwidth", 1.5)))  # fmt: skip
+    parts = {"scope": Scope.of(on_cpu()), "constants": constants, "covariance": (), "notes": (),
+             "device": ProfileDevice.of(on_cpu().device)} | changes  # fmt: skip
+    return a_profile(**parts)
+
+
+def test_a_measured_device_is_as_it_was_when_the_profile_was_made(tmp_path: Path) -> None:
+    """A new measurement of the CPU changes no prediction, whichever way the profile went through a file."""
+    write_profile(of_cpu(), tmp_path / "p.toml")
+    now = replace(CPU, read_bytes_per_s=7e10, fp32_flops_per_s=9e10)
+    found = calibrated(on_cpu(now), read_profile(tmp_path / "p.toml"))
+    assert found.device.bandwidth_bytes_per_s == pytest.approx(1.5 * 4e10)
+    assert found.device.peak("bf16") == pytest.approx(4.0 * 5e11)
+    then = decode_step_time(calibrated(on_cpu(), of_cpu()), 4, 512)
+    assert decode_step_time(found, 4, 512).expected_s == then.expected_s
+    assert calibrated(found, of_cpu()).device == found.device  # once, not once more
+    assert profile_notes(found, of_cpu()) == ()
+    (note,) = profile_notes(on_cpu(replace(CPU, processor="b")), of_cpu())
+    assert "was measured on CPU (a, 8 logical CPUs), this is CPU (b, 8 logical CPUs)" in note
+
+
+def test_what_the_user_says_of_a_measured_device_stays() -> None:
+    found = calibrated(on_cpu(bandwidth_bytes_per_s=9e10), of_cpu())
+    assert found.device.bandwidth_bytes_per_s == pytest.approx(1.5 * 9e10)
+
+
+def test_an_older_profile_of_a_measured_device_is_read_and_said_to_be_unsure(tmp_path: Path) -> None:
+    plain = of_cpu().to_dict()
+    del plain["device"]
+    (tmp_path / "p.json").write_text(json.dumps(plain))
+    older = read_profile(tmp_path / "p.json")
+    assert older.device is None
+    assert "device" not in older.to_dict()
+    assert calibrated(on_cpu(), older) == calibrated(on_cpu(), of_cpu())
+    assert any("calibrate again" in note for note in profile_notes(on_cpu(), older))
+
+
+def test_a_note_says_the_error_as_the_table_does() -> None:
+    slow = replace(a_profile().points[0], measured={"tpot_s": 0.02}, after={"tpot_s": 0.01})
+    (note,) = profile_notes(DEPLOYMENT, a_profile(points=(slow,)))
+    assert "tpot_s is off by -50%, predicted / measured − 1" in note

@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bstar.calibration.profile import read_profile
+from bstar.catalog import probe
+from bstar.catalog.probe import Probe
+from bstar.errors import ConfigError
 from bstar.interfaces.cli.main import cli
 
 DEPLOY = ["--gpu", "h100-sxm-80gb", "--engine", "vllm@0.19.0"]
@@ -105,9 +108,10 @@ def test_a_deployment_file_may_name_it(profile: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["calibrate", "none.csv", "--model", "llama-3.1-8b", *DEPLOY], "none.csv"),
+    (["calibrate", "none.csv", "--model", "llama-3.1-8b", *DEPLOY], "'none.csv': does not exist"),
+    (["calibrate", "none", "--model", "llama-3.1-8b", *DEPLOY], "'none': does not exist"),
     (["calibrate", ".", "--model", "llama-3.1-8b", *DEPLOY], "bstar bench"),
-    (["calibrate", "p.json", *DEPLOY], "model"),
+    (["calibrate", "p.json", *DEPLOY], "say it with --model, --from-command or --file"),
     (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--out", "p.txt"], ".toml"),
     (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--profile", "x.json"], "leave it out"),
     (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--out", "no/p.json"], "no folder"),
@@ -139,3 +143,46 @@ def test_simulating_a_point_gives_what_the_profile_says(profile: Path) -> None:
                     "--start", "even")  # fmt: skip
     assert open_loop.exit_code == 2
     assert "--start" in open_loop.stderr
+
+
+def test_a_cpu_is_measured_once_and_a_profile_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same commands say the same, and a profile's predictions outlive a new measurement."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    speeds = iter((1.0, 3.0, 9.0))
+
+    def measured() -> Probe:
+        probe.cpu_device.cache_clear()
+        speed = next(speeds)
+        return Probe(processor=probe._processor(), logical_cpus=probe._logical_cpus(), memory_bytes=1 << 33,
+                     read_bytes_per_s=2e10 * speed, copy_bytes_per_s=1e10, fp32_flops_per_s=3e11 * speed,
+                     measured_at="2026-11-30T00:00:00Z")  # fmt: skip
+
+    def fresh(*arguments: str) -> dict[str, Any]:
+        probe.cpu_device.cache_clear()  # as a new process
+        return _json(*arguments)
+
+    monkeypatch.setattr(probe, "measure", measured)
+    monkeypatch.setattr(probe, "_memory_bytes", lambda: 1 << 33)
+    cpu = ["qwen3-0.6b", "--gpu", "cpu", "--max-model-len", "2048"]
+    ask = ["explain", *cpu, "--context", "512"]
+    first = fresh(*ask)
+    assert fresh(*ask) == first
+    points = [{"concurrency": n, "input_tokens": 64, "output_tokens": 8, "ttft_ms": 200 * n, "tpot_ms": 60 + n}
+              for n in (1, 4)]
+    (tmp_path / "p.json").write_text(json.dumps({"points": points}))
+    mine = str(tmp_path / "mine.json")
+    assert run("calibrate", str(tmp_path / "p.json"), "--model", *cpu, "--out", mine).exit_code == 0
+    with_profile = fresh(*ask, "--profile", mine)
+    probe.main()
+    assert fresh(*ask)["step_time_s"] != first["step_time_s"]
+    assert fresh(*ask, "--profile", mine) == with_profile
+    probe.cpu_device.cache_clear()
+
+
+def test_a_short_window_names_its_option() -> None:
+    from bstar.calibration.sources import of_window
+    from bstar.measure.server.snapshot import Window
+
+    short = Window(duration_s=1.0, engine="vllm", restarted=False, counters={"requests": 3.0}, histograms={})
+    with pytest.raises(ConfigError, match=r"watch for longer \(--window\)"):
+        of_window(short)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +122,34 @@ def test_one_model_by_two_names_is_no_difference() -> None:
                               facts={"model": model})
                   for name, model in (("a", "meta-llama/Llama-3.1-8B"), ("b", "llama-3.1-8b")))
     assert not compare_runs([one, other]).notes
+
+
+def bench_run(folder: Path, clients: int, *, valid: bool = True) -> None:
+    """A run of bstar bench, as it would be with this verdict."""
+    with FakeServer(partial(good, gap_s=0.01)) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake"))
+        bench(ready, closed_loop(clients, 8, 4, 20), RunOptions(workers=0, allow_client_limited=True), out=folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["verdict"] |= {"valid": valid, "reasons": [] if valid else ["the client was late"]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_what_a_calibration_leaves_out_is_said(tmp_path: Path) -> None:
+    """Runs of a sweep that are no result of the server, and a model that is not the deployment's: in text and JSON."""
+    for clients in (1, 2, 4):
+        bench_run(tmp_path / "sw" / f"concurrency-{clients}", clients, valid=clients > 1)
+    deploy = ["--model", "llama-3.1-8b", "--gpu", "h100-sxm-80gb"]
+    ask = ["calibrate", str(tmp_path / "sw"), *deploy]
+    runner = CliRunner()
+    found = json.loads(runner.invoke(cli, [*ask, "--json"]).stdout)
+    assert [p["id"] for p in found["points"]] == ["concurrency-2", "concurrency-4"]
+    assert [note for note in found["notes"] if "left out" in note] == [
+        "concurrency-1 is left out: it is no result of the server (the client was late)"]
+    assert found["notes"][0].startswith("concurrency-2 served fake, the deployment is llama-3.1-8b")
+    text = " ".join(runner.invoke(cli, ask).stdout.split())
+    assert "note: concurrency-1 is left out: it is no result of the server (the client was late)" in text
+    assert "off is calibrated / measured − 1" in text
+    bench_run(tmp_path / "none" / "concurrency-1", 1, valid=False)
+    refused = runner.invoke(cli, ["calibrate", str(tmp_path / "none"), *deploy])
+    assert refused.exit_code == 2
+    assert "none of its 1 runs is a result of the server (concurrency-1: the client was late)" in refused.stderr

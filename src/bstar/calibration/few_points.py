@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from bstar.calibration.observations import Observation, observations, predicted, spread_of
 from bstar.calibration.points import deployment_of
 from bstar.calibration.priors import Knob, knobs_for
-from bstar.calibration.profile import Profile, ProfileConstant, ProfilePoint, Scope, carried, carrying
-from bstar.catalog.devices import PROBED_IDS
+from bstar.calibration.profile import Profile, ProfileConstant, ProfileDevice, ProfilePoint, Scope, carried, carrying
+from bstar.catalog.devices import PROBED_IDS, normalized
 from bstar.errors import BstarError, SpecError
 from bstar.latency import decode_step_time
 from bstar.specs.calibration import Calibration
@@ -45,6 +45,8 @@ _SETTLED: Final = 0.002  # of a mean, between two rounds
 _STEP: Final = 1.0  # standard deviations, for derivatives (of a sum of times: a larger step is less noise)
 _NEAR_STEP: Final = 0.25
 _MOVED: Final = 0.1  # standard deviations: less is no news
+_ODD: Final = 3.0  # expected errors: a figure beyond is one that the constants do not explain
+_LESS: Final = (0.5, 0.25, 0.125)
 _ROBUST: Final = 3.0  # residuals beyond so many expected errors count less
 
 
@@ -60,7 +62,39 @@ def calibrate(deployment: Deployment, points: Any, *, name: str = "calibrated") 
     found = observations(points)
     for one in found:
         _check_row(deployment, one)
-    return calibrated_on([(deployment, one) for one in found], name=name)
+    profile = calibrated_on([(deployment, one) for one in found], name=name)
+    doubts = (*_other_models(deployment, found), *_fewer_seats(deployment, found))
+    left_out = (note for one in found for note in one.notes)
+    return replace(profile, notes=tuple(dict.fromkeys((*doubts, *left_out, *profile.notes))))
+
+
+def _other_models(deployment: Deployment, found: Sequence[Observation]) -> list[str]:
+    """Runs whose server had another model, by all its names."""
+    model = deployment.model
+    mine = set().union(*(_spellings(name) for name in (model.name, model.served_as) if name))
+    return [f"{one.id} served {_last_part(one.served[0])}, the deployment is {model.name}: a calibration on another "
+            "model says nothing of this one" for one in found
+            if one.served and mine.isdisjoint(set().union(*map(_spellings, one.served)))]
+
+
+def _spellings(name: str) -> set[str]:
+    """The last part of a path or Hub id without case and punctuation, and what the catalog calls it."""
+    from bstar.catalog.models import get_entry
+
+    entry = get_entry(_last_part(name))
+    return {normalized(_last_part(name)), *([normalized(entry.id)] if entry is not None else [])}
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2] or name
+
+
+def _fewer_seats(deployment: Deployment, found: Sequence[Observation]) -> list[str]:
+    """Runs in which clients waited for a place below the max_num_seqs that is predicted with."""
+    seats = deployment.engine.max_num_seqs
+    return [f"{one.id} never ran more than {one.seats} requests while others waited, the deployment has max_num_seqs "
+            f"{seats}: was it started with --max-num-seqs {one.seats}?" for one in found
+            if one.seats is not None and one.seats < seats]  # fmt: skip
 
 
 def _check_row(deployment: Deployment, one: Observation) -> None:
@@ -118,7 +152,8 @@ def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile
         fit = problem.solved(kept, _without(problem, fit, kept))
     constants, covariance = _constants(problem, fit)
     return Profile(
-        name=name, scope=scope, constants=constants, covariance=covariance, created_by=_version(),
+        name=name, scope=scope, device=ProfileDevice.of(problem.cases[0][0].device), constants=constants,
+        covariance=covariance, created_by=_version(),
         points=tuple(_point(one, problem.before[i], fit.after[i]) for i, (_, one) in enumerate(cases)),
         notes=_notes(problem, fit),
     )  # fmt: skip
@@ -193,17 +228,34 @@ class _Problem:
             zero = np.zeros(len(self.knobs))
             start = Fit(u=zero, covariance=np.eye(zero.size), after=self.before, cost=self._cost(zero, self.before))
         u, after, best = start.u, start.after, start
+        first: Fit | None = None
         for _ in range(_ROUNDS if chosen.size else 0):
             u_next, covariance = self._searched(u, after, chosen)
             found = self._simulated(u_next)
             change = np.max(np.abs(self.figures(found) - self.figures(after)), initial=0.0)
             u, after = u_next, found
-            cost = self._cost(u, after)
-            if cost < best.cost:
-                best = Fit(u=u, covariance=covariance, after=after, cost=cost)
+            found_fit = Fit(u=u, covariance=covariance, after=after, cost=self._cost(u, after))
+            first = first or found_fit
+            best = min(best, found_fit, key=lambda fit: fit.cost)
             if change < _SETTLED:
                 break
-        return best
+        return self._nearer(start, first) if best is start and first is not None else best
+
+    def _nearer(self, start: Fit, first: Fit) -> Fit:
+        """Less of the first step, where all steps went too far for the sum of times to hold; `start` where that is no
+        better either, or explains the points already."""
+        if not self.unexplained(start.after).any():
+            return start
+        for share in _LESS:
+            fit = self.fit_at(start.u + share * (first.u - start.u), first.covariance)
+            if fit.cost < start.cost:
+                return fit
+        return start
+
+    def unexplained(self, predictions: Sequence[dict[str, float]]) -> NDArray[np.bool_]:
+        """Of each figure, whether it is off by more than model and measurement together usually are."""
+        found: NDArray[np.bool_] = np.abs(self.measured - self.figures(predictions)) > _ODD * self.expected_error
+        return found
 
     def fit_at(self, u: Floats, covariance: Floats) -> Fit:
         """What these constants say."""
@@ -295,11 +347,13 @@ def _notes(problem: _Problem, fit: Fit) -> tuple[str, ...]:
     notes = []
     if len(problem.cases) == 1:
         notes.append("one point: it says how large the times are, not how they grow with the load; measure another")
-    residuals = problem.measured - problem.figures(fit.after)
-    for (i, metric), off, expected in zip(problem.names, residuals, problem.expected_error, strict=True):
-        if abs(off) > 3.0 * expected:
-            notes.append(f"{problem.cases[i][1].id}: {metric} stays {np.expm1(off):+.0%} from what the constants can "
-                         "explain; is the load what was said?")
+    odd: dict[int, list[str]] = {}
+    off = np.expm1(problem.figures(fit.after) - problem.measured)
+    for number in np.flatnonzero(problem.unexplained(fit.after)).tolist():
+        point, metric = problem.names[number]
+        odd.setdefault(point, []).append(f"{metric} {off[number]:+.0%}")
+    notes += [f"{problem.cases[point][1].id} stays off (predicted / measured − 1): {', '.join(figures)}; no constant "
+              "explains that: is the load what was said?" for point, figures in odd.items()]
     for knob, x in zip(problem.knobs, fit.u, strict=True):
         if x and abs(x) > 3.0:
             notes.append(f"{knob.name} moved {abs(x):.1f} times its usual scatter, to {knob.value(float(x)):.3g}: "

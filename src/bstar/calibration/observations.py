@@ -54,6 +54,9 @@ class Observation:
     num_requests   None: 10 a client of a closed loop, of which the first 2 do not count
     start          "even": the clients of a closed loop begin spread over one request's time; "burst": all at once
     measured       metric (a key of METRICS) to value, SI
+    served         names of the model that the server gave; empty: not known
+    seats          most requests that ran while others waited with cache free: max_num_seqs, or less; None: not seen
+    notes          what was left out of the file that it is of
     """
 
     id: str
@@ -69,6 +72,9 @@ class Observation:
     measured_on: str = ""
     point: Point | None = None
     sent: Traffic | None = None
+    served: tuple[str, ...] = ()
+    seats: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def load(self) -> tuple[str, float]:

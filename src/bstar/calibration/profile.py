@@ -6,6 +6,9 @@
 
 A profile holds for the model, GPU and engine that it was measured on (using it elsewhere is refused); another engine
 version, layout, dtype or set of flags is told as a note. `profile_schema()` is the JSON schema of the file.
+
+A device that has no datasheet (a CPU) is described by a measurement; the profile keeps the figures that it was fitted
+with, and a deployment with the profile has these, whatever a measurement says now.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bstar.catalog.devices import PROBED_IDS
 from bstar.errors import SpecError
 from bstar.latency.constants import constant_specs
 from bstar.specs.calibration import Calibration
 from bstar.specs.deployment import Deployment
+from bstar.specs.device import DeviceSpec
 
 FORMAT: Final = "bstar-profile/1"
-# Of the scope: what a profile is refused for, and what is only said.
 # Not constants of the model: `Calibration.peak_scale` and `bandwidth_scale`, with their ranges.
 PEAK: Final = "device.peak"
 BANDWIDTH: Final = "device.bandwidth"
 _OF_DEVICE: Final = {PEAK: (0.01, 1000.0), BANDWIDTH: (0.05, 20.0)}
 _UNEXPLAINED: Final = 0.405  # ln, of a point: half as much again
+# Of the scope: what a profile is refused for, and what is only said.
 _BINDING: Final = ("model", "gpu", "engine")
 _LOOSE: Final = ("engine_version", "tp", "pp", "dp", "attention_dp", "ep", "dcp", "weight_dtype", "kv_dtype")
 
@@ -71,6 +76,32 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileDevice:
+    """What a measurement said of the device when the profile was fitted; `device.peak` and `device.bandwidth` are over
+    these."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+    peak_flops_per_s: Mapping[str, float]
+
+    @classmethod
+    def of(cls, device: DeviceSpec) -> ProfileDevice | None:
+        """None for a device that has a datasheet."""
+        if device.id not in PROBED_IDS:
+            return None
+        return cls(name=device.name, bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+                   peak_flops_per_s=dict(device.peak_flops_per_s))
+
+    def on(self, device: DeviceSpec) -> DeviceSpec:
+        """The device with these figures instead of those measured now; what the user said of it (--bandwidth) stays."""
+        measured = set(device.unverified)
+        bandwidth = self.bandwidth_bytes_per_s if "bandwidth_bytes_per_s" in measured else device.bandwidth_bytes_per_s
+        peaks = {dtype: self.peak_flops_per_s.get(dtype, peak) if f"peak_flops_per_s.{dtype}" in measured else peak
+                 for dtype, peak in device.peak_flops_per_s.items()}
+        return replace(device, bandwidth_bytes_per_s=bandwidth, peak_flops_per_s=peaks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConstant:
     """A constant's value from the measurements, in its own (SI) unit.
 
@@ -110,6 +141,7 @@ class ProfilePoint:
 class Profile:
     """A calibration with where it comes from.
 
+    device       the measured figures that it was fitted with; None where the device has a datasheet
     covariance   of the constants' relative errors (ln; of those that may be 0: in units of their prior spread), in
                  the order of `constants`
     """
@@ -118,6 +150,7 @@ class Profile:
     scope: Scope
     constants: tuple[ProfileConstant, ...]
     points: tuple[ProfilePoint, ...]
+    device: ProfileDevice | None = None
     covariance: tuple[tuple[float, ...], ...] = ()
     created_by: str = ""
     notes: tuple[str, ...] = field(default=())
@@ -153,7 +186,8 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """The file's content."""
-        return {"format": FORMAT} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        found = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        return {"format": FORMAT} | {key: value for key, value in found.items() if value is not None}
 
 
 def calibrated(deployment: Deployment, profile: Profile) -> Deployment:
@@ -168,7 +202,10 @@ def calibrated(deployment: Deployment, profile: Profile) -> Deployment:
         if getattr(here, name) != there:
             raise SpecError(f"profile {profile.name}: was measured with {name} {there}, this is "
                             f"{getattr(here, name)}; calibrate on this one, or leave --profile out")
-    return carrying(deployment, profile.calibration)
+    own = carrying(deployment, None)
+    if profile.device is not None and own.device.id in PROBED_IDS:
+        own = replace(own, device=profile.device.on(own.device))
+    return carrying(own, profile.calibration)
 
 
 def carrying(deployment: Deployment, calibration: Calibration | None) -> Deployment:
@@ -212,11 +249,27 @@ def profile_notes(deployment: Deployment, profile: Profile) -> tuple[str, ...]:
     if changed:
         notes.append(f"profile {profile.name} was measured with {', '.join(changed)}: its constants are taken all the "
                      "same")
-    worst = max(((abs(p.residual(m)), p.id, m) for p in profile.points for m in p.after), default=(0.0, "", ""))
-    if worst[0] > _UNEXPLAINED:
-        notes.append(f"profile {profile.name} does not explain its own points ({worst[1]}: {worst[2]} is off by "
-                     f"{math.expm1(worst[0]):.0%}): calibrate again")
+    notes += _device_notes(deployment, profile)
+    residuals = [(p.residual(m), p.id, m) for p in profile.points for m in p.after]
+    off, point, metric = max(residuals, key=lambda one: abs(one[0]), default=(0.0, "", ""))
+    if abs(off) > _UNEXPLAINED:
+        notes.append(f"profile {profile.name} does not explain its own points ({point}: {metric} is off by "
+                     f"{math.expm1(-off):+.0%}, predicted / measured − 1): calibrate again")
     return tuple(notes)
+
+
+def _device_notes(deployment: Deployment, profile: Profile) -> list[str]:
+    """Of a device without a datasheet: another one than was measured, or figures that may change between runs."""
+    device = deployment.device
+    if device.id not in PROBED_IDS:
+        return []
+    if profile.device is None:
+        return [f"profile {profile.name} does not keep what was measured of the {device.id} that it was fitted with "
+                "(an older bstar made it): predictions change with each new measurement; calibrate again"]
+    if profile.device.name == device.name:
+        return []
+    return [f"profile {profile.name} was measured on {profile.device.name}, this is {device.name}: its figures are "
+            "taken all the same"]
 
 
 def as_profile(value: Profile | str | Path) -> Profile:
@@ -256,7 +309,7 @@ def profile_schema() -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, Scope | ProfileConstant | ProfilePoint):
+    if isinstance(value, Scope | ProfileDevice | ProfileConstant | ProfilePoint):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]

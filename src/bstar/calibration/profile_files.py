@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from bstar.calibration.profile import FORMAT, Profile, ProfileConstant, ProfilePoint, Scope
+from bstar.calibration.profile import FORMAT, Profile, ProfileConstant, ProfileDevice, ProfilePoint, Scope
 from bstar.errors import ConfigError
 
 _SUFFIXES: Final = (".json", ".toml")
@@ -31,6 +31,8 @@ _SCOPE: Final = _table(
     {"model": _TEXT, "gpu": _TEXT, "engine": _TEXT},
     {"engine_version": _TEXT, "tp": _COUNT, "pp": _COUNT, "dp": _COUNT, "attention_dp": _COUNT, "ep": _COUNT,
      "dcp": _COUNT, "weight_dtype": _TEXT, "kv_dtype": _TEXT})
+_DEVICE: Final = _table({"name": _TEXT, "bandwidth_bytes_per_s": {"type": "number", "exclusiveMinimum": 0},
+                         "peak_flops_per_s": _FIGURES})
 _CONSTANT: Final = _table({"name": _TEXT, "value": _NUMBER, "prior": _NUMBER, "standard_error": _NUMBER})
 _POINT: Final = _table(
     {"id": _TEXT, "load": {"enum": ["concurrency", "rate_per_s"]}, "load_value": _NUMBER, "input_tokens": _NUMBER,
@@ -44,7 +46,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "bstar profile",
         **_table({"format": {"const": FORMAT}, "name": _TEXT, "scope": _SCOPE, "constants": _list(_CONSTANT),
                   "points": _list(_POINT)},
-                 {"covariance": _list(_list(_NUMBER)), "created_by": _TEXT, "notes": _list(_TEXT)}),
+                 {"device": _DEVICE, "covariance": _list(_list(_NUMBER)), "created_by": _TEXT, "notes": _list(_TEXT)}),
     }  # fmt: skip
 
 
@@ -64,6 +66,7 @@ def profile_from(raw: Mapping[str, Any], *, source: str) -> Profile:
         name=raw["name"], scope=Scope(**raw["scope"]),
         constants=tuple(ProfileConstant(**one) for one in raw["constants"]),
         points=tuple(ProfilePoint(**numbers(one)) for one in raw["points"]),
+        device=ProfileDevice(**numbers(raw["device"])) if "device" in raw else None,
         covariance=tuple(tuple(float(v) for v in row) for row in raw.get("covariance", ())),
         created_by=raw.get("created_by", ""), notes=tuple(raw.get("notes", ())),
     )  # fmt: skip
@@ -127,10 +130,12 @@ _KINDS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def _toml(content: Mapping[str, Any]) -> str:
-    """Top-level values, then [scope], then [[constants]] and [[points]]."""
-    plain = {k: v for k, v in content.items() if k not in ("scope", "constants", "points")}
+    """Top-level values, then [scope] and [device], then [[constants]] and [[points]]."""
+    plain = {k: v for k, v in content.items() if k not in ("scope", "device", "constants", "points")}
     lines = [f"{key} = {_toml_value(value)}" for key, value in plain.items()]
-    lines += ["", "[scope]", *(f"{key} = {_toml_value(value)}" for key, value in content["scope"].items())]
+    for table in ("scope", "device"):
+        if table in content:
+            lines += ["", f"[{table}]", *(f"{key} = {_toml_value(value)}" for key, value in content[table].items())]
     for table in ("constants", "points"):
         for one in content[table]:
             lines += ["", f"[[{table}]]", *(f"{key} = {_toml_value(value)}" for key, value in one.items())]

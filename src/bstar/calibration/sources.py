@@ -11,7 +11,7 @@ and what a running server shows of its own load: `of_window`, between two scrape
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,25 +25,29 @@ from bstar.specs.workload import LengthDistribution
 from bstar.traffic.load import Traffic
 
 if TYPE_CHECKING:
+    from bstar.calibration.point import Point
     from bstar.measure.imports import ImportedRun
     from bstar.measure.server.snapshot import Window
 
 # Requests between two scrapes below which their means say little.
 _FEWEST_ANSWERS: Final = 20
+_MOST_NOTED: Final = 8
+# Clients wait for a place, not for cache: in so many scrapes, with so much of the cache in use at most.
+_OFTEN_WAITING, _CACHE_FREE = 0.5, 0.9
 
 
 def observations_in(path: Path) -> list[Observation]:
     """The observations of a file or folder. Raises ConfigError naming it and the remedy."""
-    if path.exists() and _is_foreign(path):
+    if not path.exists():
+        raise ConfigError(f"points {str(path)!r}: does not exist; name a run of bstar bench or a file of points")
+    if _is_foreign(path):
         from bstar.measure.imports import read_results
 
         return [of_imported(one) for one in read_results(path)]
     if path.is_dir():
         return _of_folder(path)
     if path.name.endswith((".csv", ".csv.gz")):
-        from bstar.calibration.points import read_points
-
-        found = [of_point(p) for p in read_points(path) if p.fault is None and (p.ttft_s or p.tpot_s)]
+        found = _of_rows(path)
     else:
         from bstar.codec.spec_files import read_mapping
 
@@ -58,6 +62,27 @@ def observations_in(path: Path) -> list[Observation]:
     return found
 
 
+def _of_rows(path: Path) -> list[Observation]:
+    """The rows of a CSV file that have a figure; the first says which were left out."""
+    from bstar.calibration.points import read_points
+
+    points = read_points(path)
+    out = [f"{path.name}: row {p.id} is left out: {p.fault or 'it has neither ttft nor tpot'}"
+           for p in points if not _usable(p)]
+    if len(out) > _MOST_NOTED:
+        out = [*out[:_MOST_NOTED], f"{path.name}: {len(out) - _MOST_NOTED} more rows are left out"]
+    return _noting([of_point(p) for p in points if _usable(p)], out)
+
+
+def _usable(point: Point) -> bool:
+    return point.fault is None and bool(point.ttft_s or point.tpot_s)
+
+
+def _noting(found: list[Observation], notes: Sequence[str]) -> list[Observation]:
+    """The same, the first with the notes."""
+    return [replace(found[0], notes=(*notes, *found[0].notes)), *found[1:]] if found and notes else found
+
+
 def _not_a_list(path: Path) -> None:
     """Raises ConfigError where the file is a bare JSON list, with what it should be."""
     try:
@@ -70,9 +95,12 @@ def _not_a_list(path: Path) -> None:
 
 
 def _of_folder(path: Path) -> list[Observation]:
-    """The observations of a run, or of the runs in a sweep's folder that are results of the server."""
+    """The observations of a run, or of the runs in a sweep's folder that are results of the server.
+
+    The first says which of the others were left out, and why.
+    """
     from bstar.codec.safe_json import read_json
-    from bstar.measure.folder import read_run, runs_in
+    from bstar.measure.folder import is_unfinished, read_run, runs_in
 
     runs = runs_in(path)
     if runs == [path]:
@@ -81,8 +109,21 @@ def _of_folder(path: Path) -> list[Observation]:
     if tuning.is_file() and (read_json(tuning, what="tuning").get("settings") or {}).get("serve"):
         raise ConfigError(f"run {str(path)!r}: its servers had different max_num_seqs; name one of its runs ("
                           f"{', '.join(run.name for run in runs[:6])})")
-    results = [run for run in runs if (read_run(run).summary.get("verdict") or {}).get("valid") is not False]
-    return [of_run(run) for run in results or runs]
+    refused = {run: why for run in runs if (why := _refusal(read_run(run).summary))}
+    if len(refused) == len(runs):
+        raise ConfigError(f"run {str(path)!r}: none of its {len(runs)} runs is a result of the server "
+                          f"({runs[0].name}: {refused[runs[0]]}); measure again")
+    out = [f"{run.name} is left out: it is no result of the server ({why})" for run, why in refused.items()]
+    out += [f"{one.name} is left out: it broke off" for one in sorted(path.iterdir()) if is_unfinished(one)]
+    return _noting([of_run(run) for run in runs if run not in refused], out)
+
+
+def _refusal(summary: Mapping[str, Any]) -> str:
+    """Why a run is no result of the server; empty where it is one."""
+    verdict = summary.get("verdict") or {}
+    if verdict.get("valid") is not False:
+        return ""
+    return "; ".join(str(r) for r in verdict.get("reasons", ())) or "see its summary.json"
 
 
 def of_run(path: Path) -> Observation:
@@ -90,9 +131,8 @@ def of_run(path: Path) -> Observation:
     from bstar.measure.folder import read_run
 
     run = read_run(path)
-    verdict = run.summary.get("verdict") or {}
-    if verdict.get("valid") is False:
-        reasons = "; ".join(str(r) for r in verdict.get("reasons", ())) or "see its summary.json"
+    reasons = _refusal(run.summary)
+    if reasons:
         raise ConfigError(f"run {str(path)!r}: is no result of the server ({reasons}); measure again")
     sent = _as_answered(run.traffic, run.table)
     kept = run.measured & (run.table.error == "")
@@ -102,8 +142,25 @@ def of_run(path: Path) -> Observation:
     return Observation(
         id=path.name, sent=sent, concurrency=sent.concurrency, rate_per_s=rate, measured=figures_in(run.summary),
         input_tokens=_mean_length(run.table.input_tokens[kept]),
-        output_tokens=_mean_length(run.table.output_tokens[kept]),
+        output_tokens=_mean_length(run.table.output_tokens[kept]), served=_served(run.environment),
+        seats=_seats(run.summary),
     )  # fmt: skip
+
+
+def _served(environment: Mapping[str, Any]) -> tuple[str, ...]:
+    """The model as the server named it, and where it had it from."""
+    server = environment.get("server") or {}
+    return tuple(str(server[key]) for key in ("model", "model_root") if server.get(key))
+
+
+def _seats(summary: Mapping[str, Any]) -> int | None:
+    """The most requests that ran while others waited and cache was free; None where none waited, or nothing shows."""
+    server = summary.get("server") or {}
+    running, cache = ((server.get("gauges") or {}).get(name) or {} for name in ("running", "kv_usage_fraction"))
+    often = (server.get("waiting_share") or 0.0) >= _OFTEN_WAITING
+    if not often or not running.get("max") or (cache.get("max") or 0.0) > _CACHE_FREE:
+        return None
+    return int(running["max"])
 
 
 def _is_foreign(path: Path) -> bool:
@@ -135,7 +192,7 @@ def of_imported(run: ImportedRun) -> Observation:
     return Observation(
         id=run.name, sent=sent, concurrency=run.concurrency, rate_per_s=rate, burstiness=run.burstiness or 1.0,
         input_tokens=_mean_length(means[0]), output_tokens=_mean_length(means[1]), measured=known,
-        measured_on=run.date)  # fmt: skip
+        measured_on=run.date, served=(run.model,) if run.model else ())  # fmt: skip
 
 
 def _sent(records: RequestRecords, concurrency: int | None) -> Traffic:
@@ -166,7 +223,7 @@ def of_window(found: Window, *, name: str = "server") -> Observation:
         raise ConfigError("metrics: the server was restarted between the scrapes; take two more")
     if not answered >= _FEWEST_ANSWERS:
         raise ConfigError(f"metrics: {0 if answered != answered else answered:.0f} requests were answered between the "
-                          f"scrapes, fewer than {_FEWEST_ANSWERS}; wait longer")
+                          f"scrapes, fewer than {_FEWEST_ANSWERS}; watch for longer (--window)")
     if not all(value >= 1 for value in lengths.values()):
         raise ConfigError("metrics: the server does not show how long prompts and answers are; use bstar bench")
     measured = {name: histograms[name].mean for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, get_args
 from bstar.errors import ConfigError, InputError, NotInCatalogError
 from bstar.specs.device import DeviceSpec, LinkSpec, Price, Provenance
 
+# Devices without a datasheet: what they do is measured, once per machine (`bstar.catalog.probe`).
 PROBED_IDS = ("cpu",)
 INDEX_NAME = "_index.json"
 
@@ -44,7 +45,7 @@ def get_device(name: str) -> DeviceSpec:
         if key in user:
             return user[key]
         if key in PROBED_IDS:
-            from bstar.catalog.probe import cpu_device  # measures this machine: only when it is asked for
+            from bstar.catalog.probe import cpu_device  # may measure this machine: only when it is asked for
 
             return cpu_device()
         device_id = _index().get(key)
@@ -77,7 +78,8 @@ def with_overrides(
 ) -> DeviceSpec:
     """The device with the user's own figures; None keeps the catalog's.
 
-    `memory_bytes` is what the engine sees: it replaces the driver's figures as well.
+    `memory_bytes` is what the engine sees: it replaces the driver's figures as well. What the user says is no longer
+    unverified.
     """
     changes: dict[str, Any] = {}
     if price_usd_per_hour is not None:
@@ -88,6 +90,8 @@ def with_overrides(
         changes["bandwidth_bytes_per_s"] = bandwidth_bytes_per_s
     if devices_per_node is not None:
         changes["devices_per_node"] = devices_per_node
+    if any(name in changes for name in device.unverified):
+        changes["unverified"] = tuple(name for name in device.unverified if name not in changes)
     return dataclasses.replace(device, **changes) if changes else device
 
 

@@ -1,7 +1,12 @@
 """This machine's CPU as a device: its memory bandwidth and FLOP/s, measured with numpy.
 
-Nothing is measured at import. `cpu_device()` measures once per process (about half a second); the result
-is kept on disk only where `save_probe` is called, and read back from there by later processes.
+Nothing is measured at import. `cpu_device()` measures once per machine (about a second) and keeps the result in
+the user's cache folder, so that the same command says the same twice. A machine is a processor and a number of CPUs.
+
+    python -m bstar.catalog.probe     measures anew and keeps that: after a change of the machine, or where the first
+                                      measurement was made beside other work
+
+Deleting the file that it names does the same.
 """
 
 from __future__ import annotations
@@ -9,21 +14,26 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from bstar.errors import ConfigError, SpecError
+from bstar.files import write_whole
 from bstar.specs.device import DeviceSpec
-from bstar.units import KIB
+from bstar.units import GB, KIB, TERA
 
 # Larger than the last-level caches of today's servers (up to 1 GB with stacked cache), and small enough
 # for a small machine: an eighth of its memory at most.
 _COPY_BYTES = 1 << 28
 _MATRIX_SIZE = 1024
-_MIN_SECONDS = 0.08
+# What is measured is kept: long enough to find a moment without others.
+_MIN_SECONDS = 0.3
+_DTYPES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +61,19 @@ class Probe:
 
 @cache
 def cpu_device() -> DeviceSpec:
-    """This machine's CPU; from the saved probe where there is one, else measured now."""
-    saved = load_probe()
-    return device_of(saved if saved is not None else measure())
+    """This machine's CPU: as it was measured once; measured now, and kept, where it was not."""
+    return device_of(load_probe() or _kept(measure()))
+
+
+def _kept(probe: Probe) -> Probe:
+    """The probe that later processes will read; this one where nothing can be kept."""
+    try:
+        first = load_probe()  # of a process that measured at the same time
+        if first is None:
+            save_probe(probe)
+    except ConfigError:  # a read-only home: each process measures for itself
+        return probe
+    return first or probe
 
 
 def device_of(probe: Probe) -> DeviceSpec:
@@ -66,12 +86,12 @@ def device_of(probe: Probe) -> DeviceSpec:
         memory_bytes=probe.memory_bytes,
         usable_memory_bytes=probe.memory_bytes,
         bandwidth_bytes_per_s=probe.bandwidth_bytes_per_s,
-        peak_flops_per_s=dict.fromkeys(("fp32", "bf16", "fp16"), probe.fp32_flops_per_s),
+        peak_flops_per_s=dict.fromkeys(_DTYPES, probe.fp32_flops_per_s),
         devices_per_node=1,
         unified_memory=True,
         source=f"measured on this machine with numpy at {probe.measured_at}",
         date=probe.measured_at[:10],
-        unverified=("peak_flops_per_s.bf16", "peak_flops_per_s.fp16"),
+        unverified=("bandwidth_bytes_per_s", *(f"peak_flops_per_s.{dtype}" for dtype in _DTYPES)),
         notes=("bf16 and fp16 at the measured fp32 rate, as on a CPU that widens them; AMX and AVX-512 are faster",),
     )
 
@@ -104,9 +124,18 @@ def measure(*, min_seconds: float = _MIN_SECONDS) -> Probe:
 
 
 def probe_path() -> Path:
-    """Where a saved probe lies: the user's cache folder."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "bstar" / "cpu_probe.json"
+    """Where the saved probe of this machine lies: a file a processor and number of CPUs, in the user's cache folder."""
+    # A home may be shared by machines that differ; a job may get some of a machine's CPUs.
+    machine = re.sub(r"[^a-z0-9]+", "-", _processor().lower()).strip("-")[:80]
+    return _cache_folder() / "bstar" / f"cpu-{machine}-{_logical_cpus()}.json"
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(root) if root else Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        raise ConfigError("cpu probe: there is no home folder to keep it in; set XDG_CACHE_HOME") from None
 
 
 def save_probe(probe: Probe) -> Path:
@@ -114,22 +143,25 @@ def save_probe(probe: Probe) -> Path:
     path = probe_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(probe), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cpu probe: {str(path)!r} cannot be written ({error.strerror})") from None
+    write_whole(path, json.dumps(asdict(probe), indent=1) + "\n", what="cpu probe")
     return path
 
 
 def load_probe() -> Probe | None:
-    """The saved probe of this machine, or None: not there, not readable, or of another processor."""
+    """The saved probe of this machine, or None: not there, not readable, or of another processor.
+
+    Its memory is that of now, which needs no measurement: another container on the machine may have another limit.
+    """
     try:
         raw = json.loads(probe_path().read_text(encoding="utf-8"))
         probe = Probe(**raw)
         usable = min(probe.memory_bytes, probe.bandwidth_bytes_per_s, probe.fp32_flops_per_s) > 0
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, ConfigError):
         return None
     same = probe.processor == _processor() and probe.logical_cpus == _logical_cpus()
-    return probe if usable and same else None
+    return replace(probe, memory_bytes=_memory_bytes()) if usable and same else None
 
 
 def _best_s(kernel: Callable[[], object], min_seconds: float) -> float:
@@ -171,3 +203,15 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown processor"
+
+
+def main() -> None:
+    """Measure anew, keep it, and print what was found."""
+    probe = measure()
+    path, device = save_probe(probe), device_of(probe)
+    sys.stdout.write(f"{device.name}: {device.bandwidth_bytes_per_s / GB:.4g} GB/s, "
+                     f"{device.peak('fp32') / TERA:.4g} TFLOP/s; kept in {path}\n")
+
+
+if __name__ == "__main__":
+    main()

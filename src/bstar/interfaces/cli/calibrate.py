@@ -57,6 +57,7 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Fit the step-time constants of one deployment to what was measured on it; --profile elsewhere uses them."""
     from bstar.calibration.few_points import calibrate as calibrated
+    from bstar.calibration.observations import observations
     from bstar.calibration.profile import write_profile
 
     if options.get("profile") is not None:
@@ -67,10 +68,13 @@ def calibrate(
         raise SpecError("RUNS: none given; name runs of bstar bench, a file of points, or a server with --url")
     if out is not None:
         check_writable(out, what="--out")
+    if model_name is None and options.get("from_command") is None and options.get("spec_file") is None:
+        raise SpecError("model: none given; say it with --model, --from-command or --file")
     connection = take_connection(options)
     sources = [metrics_at(url, connection) for url in urls]
     built = take_deployment(model_name, options)
-    points = [*runs, *(_watched(source, window_s) for source in sources)]
+    points: list[Observation] = list(observations(runs)) if runs else []
+    points += [_watched(source, window_s) for source in sources]
     profile = calibrated(built, points, name=name or (out.stem if out is not None else "calibrated"))
     if out is not None:
         write_profile(profile, out)
@@ -106,7 +110,7 @@ def _show(profile: Profile, detail: str) -> None:
               meanings[c.name]) for c in profile.constants]
     parts: list[Any] = [
         output.heading(profile.scope.model, detail), output.line(""),
-        output.heading("measured and predicted", "means of a run"),
+        output.heading("measured and predicted", "means of a run; off is calibrated / measured − 1"),
         output.table(("load", "tokens", "", "measured", "fitted", "calibrated", "off"), points, left=(0, 1, 2)),
         output.line("  clients of a closed loop begin spread over one request's time, which does not count, unless a "
                     "point says start: burst or brings its requests; bstar simulate --start even is that load",
@@ -118,7 +122,7 @@ def _show(profile: Profile, detail: str) -> None:
         parts += [output.heading("constants", "from the points and how far deployments scatter"),
                   output.table(("", "fitted", "calibrated", "± 1 sd", "meaning"), moved, left=(0, 4), fold=(4,))]
     else:
-        parts.append(output.line("no constant moved: the fitted ones explain the points"))
+        parts.append(output.line("no constant moved: none brings the predictions nearer to the points"))
     parts += [output.line("note: " + note, style="yellow") for note in profile.notes]
     output.show(*parts)
 
