@@ -26,7 +26,7 @@ def toy(context=1400.0, *, batch=256, budget=8192, lag=1.0, bandwidth=3.0e12, **
     decode = 0.002 + (16e9 + n * context * 131072) / bandwidth
     fields = {
         "decode_step_s": decode, "floor_step_s": decode * 0.7, "token_grid": grid,
-        "token_step_s": 0.002 + np.maximum(16e9 / bandwidth, grid / 47_000), "lone_step_s": grid * 0.0,
+        "token_step_s": 0.002 + np.maximum(16e9 / bandwidth, grid / 47_000),
         "pair_s": 1e-9, "token_budget": budget, "room_sequences": 1e4, "context_cv": 0.8, "prefill_lag_steps": lag,
     }  # fmt: skip
     return Replica(**{**fields, **changes})

@@ -114,9 +114,14 @@ def recommend_token_budget(
     chunk = np.maximum(sizes - max_num_seqs, 1.0)
     within = sizes[mixed_step_of(chunk) <= LONGEST_STEP_TPOTS * tpot_s]
     needed = next((int(b) for b in sizes if b >= max_num_seqs + b_gemm), default)
+    limit = f"twice the TPOT limit of {format_seconds(tpot_s)}"
     if within.size and int(within[-1]) >= needed:
-        value = default if within.size == sizes.size else int(within[-1])
-        reason = f"the largest budget whose full step takes at most twice the TPOT limit of {format_seconds(tpot_s)}"
-        return Recommendation(value=value, rule="tpot", reason=reason)
-    reason = f"the smallest budget that gives a chunk B_gemm = {b_gemm:.0f} tokens beside {max_num_seqs} decodes"
-    return Recommendation(value=needed, rule="b_gemm", reason=reason)
+        if within.size == sizes.size:
+            return Recommendation(value=default, rule="tpot", reason=f"as it is: its full step takes at most {limit}")
+        reason = f"the largest budget whose full step takes at most {limit}"
+        return Recommendation(value=int(within[-1]), rule="tpot", reason=reason)
+    chunk_of = f"a chunk B_gemm = {b_gemm:.0f} tokens beside {max_num_seqs} decodes"
+    if needed < max_num_seqs + b_gemm:
+        return Recommendation(value=needed, rule="b_gemm", reason=f"as it is: its full step takes more than {limit}, but "
+                              f"to give {chunk_of} takes a larger one")
+    return Recommendation(value=needed, rule="b_gemm", reason=f"the smallest budget that gives {chunk_of}")

@@ -8,10 +8,41 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bstar.latency.step_model import smooth_max
 from bstar.planning.draws import RequestDraws
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankSteps:
+    """Steps of data-parallel ranks that wait for the busiest one.
+
+    own_s, shared_s    kernels by the tokens of that rank (its attention apart), and by those of all; at `grid` tokens
+    gaps_s             between the kernels
+    launch_s           launching a step that is not captured: of more than `graph_tokens` tokens of a rank, or of
+                       prompts where the engine captures none; prompts_s, decodes_s: of one that is
+    power              of the smooth maximum of both
+    """
+
+    grid: Floats
+    own_s: Floats
+    shared_s: Floats
+    gaps_s: float
+    launch_s: float
+    prompts_s: float
+    decodes_s: float
+    graph_tokens: float
+    prompts_captured: bool
+    power: float
+
+    def step_s(self, own: Floats, together: Floats, *, prompts: bool) -> Floats:
+        """Seconds with `own` tokens on the busiest rank of `together` on all, the host's own work apart."""
+        kernels = np.interp(own, self.grid, self.own_s) + np.interp(together, self.grid, self.shared_s) + self.gaps_s
+        captured = (own <= self.graph_tokens) & (self.prompts_captured or not prompts)
+        launching = np.where(captured, self.prompts_s if prompts else self.decodes_s, self.launch_s)
+        return np.asarray(np.where(launching > 0, smooth_max(kernels, launching, self.power), kernels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,7 +52,7 @@ class Replica:
     decode_step_s     T(n): expected time of a step of n decoding sequences at the mean context, n = 1 … N
     floor_step_s      the bandwidth and compute floor of the same
     token_grid, token_step_s   G(t): time of a step that computes t prompt tokens, attention apart
-    lone_step_s       the same where all its tokens are on one data-parallel rank
+    ranks             where data-parallel ranks step together: steps of which one has more tokens than the others
     pair_s            time of one (query, key) pair of prefill attention, all layers
     token_budget      max_num_batched_tokens, of one data-parallel rank; (lanes, 1) where lanes differ in it
     room_sequences    sequences whose cache fits, contexts at their mean (B_mem)
@@ -35,7 +66,6 @@ class Replica:
     floor_step_s: Floats
     token_grid: Floats
     token_step_s: Floats
-    lone_step_s: Floats
     pair_s: float
     token_budget: int | Ints
     room_sequences: float
@@ -44,6 +74,7 @@ class Replica:
     pipeline_stages: int = 1
     attention_dp: int = 1
     request_s: float = 0.0
+    ranks: RankSteps | None = None
 
     @property
     def largest_batch(self) -> int:
@@ -71,11 +102,11 @@ class Replica:
         of them even out.
         """
         added = self.tokens_s(batch + tokens) - self.tokens_s(batch)
-        if self.attention_dp > 1:
-            alone = np.interp(batch + tokens, self.token_grid, self.lone_step_s) - np.interp(
-                batch, self.token_grid, self.lone_step_s
-            )
-            added = added + (alone - added) / np.maximum(prompts, 1.0)
+        if self.ranks is not None:
+            each = batch / self.attention_dp
+            alone = (self.ranks.step_s(each + tokens, batch + tokens, prompts=True)
+                     - self.ranks.step_s(each, batch, prompts=False))
+            added = added + (np.maximum(alone, added) - added) / np.maximum(prompts, 1.0)
         return np.asarray(added / tokens)
 
     def imbalance(self, prompts: Floats) -> Floats:

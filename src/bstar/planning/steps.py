@@ -16,7 +16,7 @@ from bstar.physics.batch import BatchShape
 from bstar.physics.kv_cache import cache_groups
 from bstar.physics.operators import CompiledStep
 from bstar.planning.draws import RequestDraws
-from bstar.planning.replica import Replica
+from bstar.planning.replica import RankSteps, Replica
 from bstar.specs.deployment import Deployment
 
 Floats = NDArray[np.float64]
@@ -29,30 +29,16 @@ _PAIR_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefillCost:
-    """What prefill costs on a deployment, by the tokens of a step: spread evenly over the data-parallel ranks
-    (token_step_s) or all of one rank (lone_step_s); attention apart, which is pair_s a pair, spread evenly."""
+    """What prefill costs on a deployment, by the tokens of a step that are spread evenly over the data-parallel ranks;
+    attention apart, which is pair_s a pair.
+
+    ranks   where several step together: what one of them has alone
+    """
 
     token_grid: Floats
     token_step_s: Floats
-    lone_step_s: Floats
     pair_s: float
-
-
-def steps_expected_s(model: StepModel, values: Floats, lone: Floats | None = None) -> Floats:
-    """Expected seconds of many steps; `values` are their statistics, shape (statistics, m).
-
-    lone   statistics as the busiest data-parallel rank has them: what a rank does for its own tokens, and whether it
-           replays a graph, follows these; routed experts and collectives, which the ranks share, follow `values`
-    """
-    times = model.times(model.work_of(values))
-    each = times.fixed + times.body
-    if lone is None:
-        return np.asarray(each.sum(axis=0) + times.engine)
-    busiest = model.work_of(lone)
-    own = model.times(busiest)
-    shared = model.collective | np.array([work.kind == "moe_gemm" for work in model.step.works])
-    kernels_s: Floats = np.where(shared[:, None], each, own.fixed + own.body).sum(axis=0)
-    return np.asarray(kernels_s + model.engine_s(kernels_s, busiest))
+    ranks: RankSteps | None = None
 
 
 def batch_grid(largest: int) -> Floats:
@@ -75,15 +61,26 @@ def prefill_cost(deployment: Deployment, longest_tokens: float) -> PrefillCost:
     chunk = float(_PAIR_CHUNK * ranks)
     reach = max(float(longest_tokens), chunk)
     values = _prefill_statistics(model.step, float(grid[-1]), chunk, reach)
-    times = steps_expected_s(model, values)
+    times = model.expected_s(values)
     pair_s = max(float(times[-1] - times[-2]) / (chunk * reach), 0.0)
     pairs_s = pair_s * grid * (grid + 1.0) / 2.0
     even = np.maximum.accumulate(np.maximum(times[:-2] - pairs_s, 0.0))
-    lone = even
-    if ranks > 1:
-        alone = steps_expected_s(model, values, values * ranks)[:-2] - ranks * pairs_s
-        lone = np.maximum.accumulate(np.maximum(alone, even))
-    return PrefillCost(token_grid=grid, token_step_s=even, lone_step_s=lone, pair_s=pair_s)
+    return PrefillCost(token_grid=grid, token_step_s=even, pair_s=pair_s,
+                       ranks=_rank_steps(model, grid, values[:, :-2], ranks, pairs_s) if ranks > 1 else None)
+
+
+def _rank_steps(model: StepModel, grid: Floats, values: Floats, ranks: int, pairs_s: Floats) -> RankSteps:
+    """Steps of which one rank has more tokens than the others; `values` are those of even ones, (statistics, grid)."""
+    everybody = model.row_index == model.step.expert_tokens_index  # routed experts see the tokens of all ranks
+    together, alone = (model.times(model.work_of(v)) for v in (values, values * ranks))
+    own = (alone.fixed + alone.body)[~everybody].sum(axis=0) - ranks * pairs_s
+    shared = (together.fixed + together.body)[everybody].sum(axis=0)
+    return RankSteps(
+        grid=grid, own_s=np.maximum.accumulate(np.maximum(own, 0.0)), shared_s=np.maximum.accumulate(shared),
+        gaps_s=model.layers_s, launch_s=model.launch_s, prompts_s=model.piece_s,
+        decodes_s=model.piece_s if model.graphs.pieces else 0.0, graph_tokens=float(model.graphs.largest),
+        prompts_captured=model.graphs.mixed, power=model.smoothing,
+    )  # fmt: skip
 
 
 def _token_grid(most: float) -> Floats:
@@ -135,7 +132,7 @@ def replica_of(
     return Replica(
         decode_step_s=np.interp(whole, grid, np.maximum.accumulate(curve.expected_s)),
         floor_step_s=np.interp(whole, grid, curve.floor_s),
-        token_grid=cost.token_grid, token_step_s=cost.token_step_s, lone_step_s=cost.lone_step_s, pair_s=cost.pair_s,
+        token_grid=cost.token_grid, token_step_s=cost.token_step_s, ranks=cost.ranks, pair_s=cost.pair_s,
         token_budget=deployment.engine.max_num_batched_tokens, room_sequences=room_sequences,
         context_cv=context_cv, pipeline_stages=deployment.parallel.pp,
         attention_dp=deployment.parallel.attention_dp,
