@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from bstar.calibration.sources import observations_in
 from bstar.errors import ConfigError, SpecError
 from bstar.interfaces.cli.main import cli
 from bstar.measure import RunOptions, bench, parse_endpoint, prepare
-from bstar.measure.comparison import ComparedRun, compare_runs, read_compared
-from bstar.metrics.records import RequestRecords
+from bstar.measure.comparison import RATES, ComparedRun, compare_runs, figures_of, read_compared
+from bstar.metrics import RequestRecords, TokenGaps, summarize
+from bstar.specs.slo import Slo
 from bstar.traffic import closed_loop
 
 IMPORTS = Path(__file__).parent / "data" / "imports"
@@ -34,6 +36,16 @@ def run_of(tpot_s: float, *, noise: float = 0.01, name: str = "run", requests: i
                        figures={"tpot_s.mean": float(tpots.mean()), "output_tokens_per_s": 1.0 / tpot_s})
 
 
+def bench_run(folder: Path, clients: int, *, valid: bool = True) -> None:
+    """A run of bstar bench, as it would be with this verdict."""
+    with FakeServer(partial(good, gap_s=0.01)) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake"))
+        bench(ready, closed_loop(clients, 8, 4, 20), RunOptions(workers=0, allow_client_limited=True), out=folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["verdict"] |= {"valid": valid, "reasons": [] if valid else ["the client was late"]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
 def test_a_difference_beyond_the_intervals_is_seen() -> None:
     found = compare_runs([run_of(0.010), run_of(0.010, seed=1, noise=0.02), run_of(0.011, seed=2)])
     tpot = found.figures[0]
@@ -43,7 +55,8 @@ def test_a_difference_beyond_the_intervals_is_seen() -> None:
 
 
 def test_too_few_requests_have_no_interval() -> None:
-    assert run_of(0.01, requests=15).interval("tpot_s.mean") is None
+    assert run_of(0.01, requests=39).interval("tpot_s.mean") is None
+    assert run_of(0.01, requests=40).interval("tpot_s.mean") is not None
     assert run_of(0.01, requests=100).interval("tpot_s.p99") is None
     assert run_of(0.01).interval("tpot_s.p99") is not None
     assert run_of(0.01).interval("itl_s.mean") is None
@@ -103,10 +116,7 @@ def test_what_is_no_run_is_one_line(tmp_path: Path, name: str, content: str | No
 def test_a_sweeps_folder_is_its_runs(tmp_path: Path) -> None:
     """Compared in the order of their loads; each a point of a calibration, which refuses those of several servers."""
     for clients in (10, 2):
-        with FakeServer(good) as server:
-            ready = prepare(parse_endpoint(server.url, model="fake"))
-            bench(ready, closed_loop(clients, 8, 2, 20), RunOptions(workers=0, allow_client_limited=True),
-                  out=tmp_path / "s" / f"concurrency-{clients}")
+        bench_run(tmp_path / "s" / f"concurrency-{clients}", clients)
     (tmp_path / "s" / "concurrency-4.partial").mkdir()
     found = read_compared(tmp_path / "s")
     assert [r.name for r in found] == ["s/concurrency-2", "s/concurrency-10"]
@@ -122,16 +132,6 @@ def test_one_model_by_two_names_is_no_difference() -> None:
                               facts={"model": model})
                   for name, model in (("a", "meta-llama/Llama-3.1-8B"), ("b", "llama-3.1-8b")))
     assert not compare_runs([one, other]).notes
-
-
-def bench_run(folder: Path, clients: int, *, valid: bool = True) -> None:
-    """A run of bstar bench, as it would be with this verdict."""
-    with FakeServer(partial(good, gap_s=0.01)) as server:
-        ready = prepare(parse_endpoint(server.url, model="fake"))
-        bench(ready, closed_loop(clients, 8, 4, 20), RunOptions(workers=0, allow_client_limited=True), out=folder)
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["verdict"] |= {"valid": valid, "reasons": [] if valid else ["the client was late"]}
-    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def test_what_a_calibration_leaves_out_is_said(tmp_path: Path) -> None:
@@ -153,3 +153,55 @@ def test_what_a_calibration_leaves_out_is_said(tmp_path: Path) -> None:
     refused = runner.invoke(cli, ["calibrate", str(tmp_path / "none"), *deploy])
     assert refused.exit_code == 2
     assert "none of its 1 runs is a result of the server (concurrency-1: the client was late)" in refused.stderr
+
+
+def test_percentiles_of_few_requests_have_intervals_inside_the_data() -> None:
+    run = run_of(0.01, requests=40)
+    assert run.records is not None
+    found = run.interval("e2e_s.p50")
+    assert found is not None and found.ends is not None
+    assert run.records.e2e_s.min() <= found.ends[0] < found.ends[1] <= run.records.e2e_s.max()
+    assert run.interval("e2e_s.p95") is None
+
+
+def served_at(e2e_s: float, *, name: str, seed: int, requests: int = 320) -> ComparedRun:
+    """A closed loop of 8 clients, as compare reads it: with the figures of its requests and their SLO."""
+    slo = Slo(e2e_s=1.1)
+    took = e2e_s * np.random.default_rng(seed).normal(1.0, 0.1, (requests // 8, 8))
+    ends = np.cumsum(took, axis=0)
+    records = RequestRecords(
+        sent_s=(ends - took).ravel(), first_token_s=(ends - 0.9 * took).ravel(), finish_s=ends.ravel(),
+        input_tokens=np.full(requests, 100), output_tokens=np.full(requests, 10),
+    )  # fmt: skip
+    summary = summarize(records, TokenGaps.of_samples(np.zeros(0)), slo)
+    return ComparedRun(name=name, kind="measured", source="bstar bench", records=records, slo=slo,
+                       figures=figures_of(summary.to_dict()))
+
+
+def test_rates_have_intervals_and_stars() -> None:
+    found = compare_runs([served_at(1.0, name="a", seed=1), served_at(1.0, name="b", seed=2),
+                          served_at(1.1, name="c", seed=3)])
+    rates = {f.name: f for f in found.figures if f.name in RATES}
+    assert set(rates) == set(RATES)
+    for name, figure in rates.items():
+        assert figure.apart == (None, False, True), name
+        for interval, value in zip(figure.intervals, figure.values, strict=True):
+            assert interval is not None and interval.relative_half_width is not None
+            assert interval.mean == value
+            assert interval.relative_half_width < 0.25, name
+    assert served_at(1.0, name="few", seed=1, requests=32).interval("requests_per_s") is None
+    assert replace(served_at(1.0, name="a", seed=1), slo=None).interval("goodput_requests_per_s") is None
+
+
+def test_a_run_that_is_no_result_is_marked_in_its_column(tmp_path: Path) -> None:
+    for clients in (1, 2):
+        bench_run(tmp_path / "s" / f"concurrency-{clients}", clients, valid=clients > 1)
+    shown = CliRunner().invoke(cli, ["compare", str(tmp_path / "s")]).stdout
+    (row,) = (line for line in shown.splitlines() if "no result" in line and "note" not in line)
+    assert row.split() == ["no", "result"]
+    heads = shown.splitlines()[0]
+    assert row.rindex("t") == heads.index("s/concurrency-1") + len("s/concurrency-1") - 1
+    assert "1 client " in shown
+    assert "note: s/concurrency-1 is no result of the server" in shown
+    other = CliRunner().invoke(cli, ["compare", *[str(tmp_path / "s" / "concurrency-2")] * 2]).stdout
+    assert "no result" not in other

@@ -15,12 +15,9 @@ from bstar.metrics import (
     Distribution,
     RequestRecords,
     TokenGaps,
-    batch_means,
     metric,
-    replications,
     summarize,
 )
-from bstar.metrics.intervals import student_t
 from bstar.specs.slo import Slo
 
 
@@ -103,28 +100,3 @@ def test_percentiles_interpolate() -> None:
     found = Distribution.of([1.0, 2.0, 3.0, 4.0, math.nan])
     assert (found.count, found.mean, found.p50) == (4, 2.5, 2.5)
     assert found.p95 == pytest.approx(3.85)
-
-
-def test_student_t_and_intervals() -> None:
-    assert student_t(9) == pytest.approx(2.262157, abs=1e-6)
-    found = replications([1.0, 2.0, 3.0])
-    assert found.mean == 2.0
-    assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-5)
-    assert replications([1.0]).half_width is None
-    assert replications([]).mean is None
-    assert found.holds(4.0)
-    assert not found.holds(5.0)
-
-
-def test_batch_means_cover_the_mean() -> None:
-    rng = np.random.default_rng(4)
-    inside = 0
-    for _ in range(200):
-        noise = rng.standard_normal(4000)
-        x = np.empty_like(noise)
-        last = 0.0
-        for i, e in enumerate(noise):
-            last = x[i] = 0.8 * last + e
-        inside += batch_means(x).holds(0.0)
-    assert 175 <= inside <= 200
-    assert batch_means([1.0] * 5).half_width is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,16 +18,18 @@ import numpy as np
 from bstar.errors import ConfigError, SpecError
 from bstar.measure.folder import read_run, runs_in
 from bstar.metrics.definitions import METRICS
-from bstar.metrics.intervals import Interval, batch_means
+from bstar.metrics.intervals import Interval, batch_means, quantile_interval, rate_interval, share_interval
 from bstar.metrics.records import RequestRecords
+from bstar.specs.slo import Slo
 
 Kind = Literal["measured", "imported", "simulated"]
 LATENCIES: Final = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 PARTS: Final = ("mean", "p50", "p95", "p99")
 RATES: Final = ("output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "slo_attainment_fraction")
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-# A batch of fewer requests than this holds no p99 to speak of.
-_LEAST: Final = {"mean": 10, "p50": 20, "p95": 60, "p99": 200}
+_LIMITS: Final = ("ttft_s", "tpot_s", "e2e_s")
+# Requests of a batch at least: 40 of them make five.
+_LEAST: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +39,7 @@ class ComparedRun:
     source    "bstar bench", "bstar simulate", or the other tool
     figures   by name: "ttft_s.p95", "output_tokens_per_s"
     records   its requests, in the order of sending; None where the file keeps none
+    slo       the limits that attainment and goodput are about; None: none, or not known
     facts     what it was: model, server, load
     invalid   why it is no result of the server; empty where it is
     """
@@ -46,22 +49,52 @@ class ComparedRun:
     source: str
     figures: Mapping[str, float]
     records: RequestRecords | None = None
+    slo: Slo | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     invalid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def interval(self, name: str) -> Interval | None:
-        """The 95 % interval of a latency figure, by batches of consecutive requests; None where there is none."""
+        """The 95 % interval of a figure from the run's requests (`bstar.metrics.intervals`); None where there is none.
+
+        Of a mean by batches of consecutive requests, of a percentile by ranks, of a rate by slices of the time, of the
+        attainment as of a share.
+        """
         metric, _, part = name.partition(".")
-        if self.records is None or metric not in ("ttft_s", "tpot_s", "e2e_s") or part not in PARTS:
+        if self.records is None or len(self.records) == 0:
             return None
-        values = getattr(self.records, metric)[np.argsort(self.records.sent_s, kind="stable")]
-        quantile = _QUANTILES.get(part)
-        found = batch_means(
-            values, least=_LEAST[part],
-            statistic=None if quantile is None else lambda batch: float(np.quantile(batch, quantile)),
-        )  # fmt: skip
-        return found if found.half_width is not None else None
+        if name in RATES:
+            found = self._interval_of_rate(name)
+        elif metric in ("ttft_s", "tpot_s", "e2e_s") and part in PARTS:
+            values = getattr(self.records, metric)[np.argsort(self.records.sent_s, kind="stable")]
+            quantile = _QUANTILES.get(part)
+            found = batch_means(values, least=_LEAST) if quantile is None else quantile_interval(values, quantile)
+        else:
+            return None
+        return found if found is not None and found.half_width is not None else None
+
+    def _interval_of_rate(self, name: str) -> Interval | None:
+        """Of the steady part: from one mean request's time after the first was sent, when clients that began with
+        requests that do not count have ended them, to when the last was sent.
+
+        The figure is of the whole run, its ends included; its interval is as wide relative to it.
+        """
+        records, figure = self.records, self.figures.get(name)
+        assert records is not None
+        if figure is None or not records.finished.any() or (self.slo is None and name in RATES[2:]):
+            return None
+        good = records.meets(self.slo)
+        if name == "slo_attainment_fraction":
+            return share_interval(good[np.argsort(records.sent_s, kind="stable")])
+        tokens = name == "output_tokens_per_s"
+        request_s = float(np.nanmean(records.e2e_s))
+        found = rate_interval(
+            records.first_token_s if tokens else records.sent_s, records.finish_s,
+            records.output_tokens if tokens else good if name == "goodput_requests_per_s" else np.ones(len(records)),
+            from_s=float(np.nanmin(records.sent_s)) + request_s, to_s=float(np.nanmax(records.sent_s)),
+            request_s=request_s)  # fmt: skip
+        width = found.relative_half_width
+        return None if width is None else replace(found, mean=figure, half_width=width * figure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +150,7 @@ def _figure(name: str, runs: Sequence[ComparedRun]) -> ComparedFigure:
 
 
 def _apart(one: Interval | None, other: Interval | None) -> bool | None:
-    if one is None or other is None or one is other:
-        return None
-    assert one.mean is not None and other.mean is not None
-    assert one.half_width is not None and other.half_width is not None
-    return abs(one.mean - other.mean) > one.half_width + other.half_width
+    return None if one is None or other is None or one is other else one.is_apart_from(other)
 
 
 def _notes(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
@@ -190,10 +219,17 @@ def _of_bench(place: Path, *, name: str) -> ComparedRun:
     server = (run.environment.get("server") or {}) if isinstance(run.environment, Mapping) else {}
     return ComparedRun(
         name=name, kind="measured", source="bstar bench", figures=figures_of(run.summary),
-        records=run.table.take(run.measured).records(),
+        records=run.table.take(run.measured).records(), slo=_slo_of(run.config),
         facts={"model": server.get("model"), "load": _load(load), "fingerprint": load.get("fingerprint")},
         invalid=tuple(map(str, verdict.get("reasons", ()))) if verdict.get("valid") is False else (),
     )  # fmt: skip
+
+
+def _slo_of(config: Mapping[str, Any]) -> Slo | None:
+    """The limits that a run was held to; None where it had none."""
+    said = config.get("slo")
+    limits = {name: value for name in _LIMITS if isinstance(said, dict) and (value := said.get(name)) is not None}
+    return Slo(**limits) if limits else None
 
 
 def _of_import(run: Any) -> ComparedRun:
@@ -272,7 +308,8 @@ def _array(values: list[Any]) -> np.ndarray[Any, Any]:
 
 def _load(load: Mapping[str, Any]) -> str:
     if load.get("concurrency"):
-        return f"{int(load['concurrency'])} clients"
+        clients = int(load["concurrency"])
+        return f"{clients} client" + ("s" if clients > 1 else "")
     if load.get("rate_per_s"):
         return f"{float(load['rate_per_s']):.4g} requests/s"
     return ""

@@ -3,7 +3,14 @@
 from bstar.metrics.definitions import METRICS, Metric, e2e_s, metric, tpot_s, ttft_s
 from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
-from bstar.metrics.intervals import Interval, batch_means, replications
+from bstar.metrics.intervals import (
+    Interval,
+    batch_means,
+    quantile_interval,
+    rate_interval,
+    replications,
+    share_interval,
+)
 from bstar.metrics.records import RequestRecords
 from bstar.metrics.summary import RunSummary, summarize
 
@@ -18,7 +25,10 @@ __all__ = [
     "batch_means",
     "e2e_s",
     "metric",
+    "quantile_interval",
+    "rate_interval",
     "replications",
+    "share_interval",
     "summarize",
     "tpot_s",
     "ttft_s",

@@ -47,8 +47,11 @@ def _show(found: RunComparison) -> None:
     heads = ["", *(r.name for r in found.runs)]
     rows = [_cells(figure) for figure in found.figures]
     sources = [("", *(f"{r.source}" for r in found.runs)), ("", *(str(r.facts.get("load") or "") for r in found.runs))]
+    if any(r.invalid for r in found.runs):
+        sources.append(("", *("no result" if r.invalid else "" for r in found.runs)))
     parts: list[Any] = [output.table(tuple(heads), [*sources, *rows])]
-    parts.append(output.line("ratios are to the first run; * the 95 % intervals do not touch", style="dim"))
+    parts.append(output.line("± half of the 95 % interval from the run's requests, none where they are too few; ratios "
+                             "are to the first run; * the intervals do not touch", style="dim"))
     parts += [output.line("note: " + note, style="dim") for note in found.notes]
     output.show(*parts)
 
