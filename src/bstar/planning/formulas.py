@@ -42,10 +42,11 @@ def sheet_formulas(
     b_slo: float | None, tpot_s: float | None, prefill_share_s: float, seqs: Recommendation,
 ) -> tuple[Formula, ...]:  # fmt: skip
     """Every number of the sheet that follows from a formula, in reading order."""
-    rows = [*_walls(deployment, marks), *_step(marks, batch, step, weight_bytes, intensity)]
+    routed = deployment.model.is_moe
+    rows = [*_walls(deployment, marks), *_step(marks, batch, step, weight_bytes, intensity, routed=routed)]
     if tpot_s is not None:
         rows.append(_slo_row(b_slo, tpot_s, prefill_share_s))
-    rows.append(_recommendation(marks, b_slo, seqs))
+    rows.append(_recommendation(marks, b_slo, seqs, ranks=deployment.parallel.attention_dp))
     return tuple(rows)
 
 
@@ -93,27 +94,33 @@ def _walls(deployment: Deployment, m: Landmarks) -> list[Formula]:
     return rows
 
 
-def _step(m: Landmarks, batch: float, step: StepTime, weight_bytes: float, intensity: float) -> list[Formula]:
+def _step(
+    m: Landmarks, batch: float, step: StepTime, weight_bytes: float, intensity: float, *, routed: bool
+) -> list[Formula]:
     b = batch / m.sequences_per_rank
+    per = "B" if m.sequences_per_rank == 1 else f"B/{number(m.sequences_per_rank)}"  # sequences of a rank
+    # The sum reads what unevenly routed tokens touch: fewer experts than W has for evenly routed ones.
+    evenly = ", W by evenly routed tokens" if routed else ""
+    unevenly = "; unevenly routed tokens touch fewer experts" if routed else ""
     bytes_moved = weight_bytes + b * m.kv_bytes_per_sequence
     bandwidth_floor = bytes_moved / m.bandwidth_bytes_per_s
     parts = " + ".join(f"{name} {expected * 1e3:.4g}" for name, _, expected in step.by_operator if expected > 0)
     floors = " + ".join(f"{name} {floor * 1e3:.4g}" for name, floor, _ in step.by_operator if floor > 0)
     return [
         Formula(
-            name="arithmetic_intensity", formula="AI(B) = B·(2·P + a·L) / (W + B·kv)",
+            name="arithmetic_intensity", formula=f"AI(B) = {per}·(2·P + a·L) / (W + {per}·kv)",
             substituted=(f"{number(b)} · (2 · {number(m.parameters)} + {number(m.attention_flops_per_sequence)}) / "
                          f"({number(weight_bytes)} + {number(b)} · {number(m.kv_bytes_per_sequence)})"),
             result=f"{number(intensity)} FLOP/byte",
         ),
         Formula(
-            name="bandwidth_floor", formula="(W + B·kv) / bandwidth",
+            name="bandwidth_floor", formula=f"(W + {per}·kv) / bandwidth{evenly}",
             substituted=(f"({number(weight_bytes)} + {number(b)} · {number(m.kv_bytes_per_sequence)}) / "
                          f"{number(m.bandwidth_bytes_per_s)}"),
             result=f"{number(bandwidth_floor * 1e3)} ms",
         ),
         Formula(
-            name="step_time.floor", formula="Σ operators max(FLOPs / peak, bytes / bandwidth), in ms",
+            name="step_time.floor", formula=f"Σ operators max(FLOPs / peak, bytes / bandwidth), in ms{unevenly}",
             substituted=floors, result=f"{number(step.floor_s * 1e3)} ms",
         ),
         Formula(
@@ -137,9 +144,11 @@ def _slo_row(b_slo: float | None, tpot_s: float, prefill_share_s: float) -> Form
     )  # fmt: skip
 
 
-def _recommendation(m: Landmarks, b_slo: float | None, seqs: Recommendation) -> Formula:
+def _recommendation(m: Landmarks, b_slo: float | None, seqs: Recommendation, *, ranks: int) -> Formula:
     walls = f"B* {number(m.b_star)}, B_gemm {number(m.b_gemm)}, B_slo {number(b_slo)}, B_mem {number(m.b_mem)}"
     return Formula(
-        name="recommended_max_num_seqs", formula="min(B*, B_gemm, B_slo, 0.85·B_mem); offline: 0.9·B_mem",
+        name="recommended_max_num_seqs",
+        formula="min(B*, B_gemm, B_slo, 0.85·B_mem)" + ("" if ranks == 1 else f" / {ranks} ranks")
+        + "; offline: 0.9·B_mem",
         substituted=walls, result="none: " + seqs.reason if seqs.value is None else f"{seqs.value} ({seqs.rule})",
     )  # fmt: skip

@@ -122,6 +122,6 @@ def recommend_token_budget(
         return Recommendation(value=int(within[-1]), rule="tpot", reason=reason)
     chunk_of = f"a chunk B_gemm = {b_gemm:.0f} tokens beside {max_num_seqs} decodes"
     if needed < max_num_seqs + b_gemm:
-        return Recommendation(value=needed, rule="b_gemm", reason=f"as it is: its full step takes more than {limit}, but "
-                              f"to give {chunk_of} takes a larger one")
+        return Recommendation(value=needed, rule="b_gemm", reason=f"as it is: its full step takes more than {limit}, "
+                              f"but to give {chunk_of} takes a larger one")
     return Recommendation(value=needed, rule="b_gemm", reason=f"the smallest budget that gives {chunk_of}")
