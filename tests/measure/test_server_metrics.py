@@ -6,6 +6,7 @@ import http.server
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from bstar.measure.endpoint import parse_endpoint
 from bstar.measure.observers import hit_fraction
 from bstar.measure.server.histogram import Histogram
 from bstar.measure.server.scraper import MetricsSource, ServerCounters, ServerObserver, metrics_of
-from bstar.measure.server.snapshot import read_snapshot, window
+from bstar.measure.server.snapshot import Window, read_snapshot, window
 
 pytest.importorskip("prometheus_client")
 
@@ -116,6 +117,39 @@ def test_quantiles_lie_in_the_bucket_of_the_true_one(values: list[float], q: flo
     assert found.mean == pytest.approx(np.mean(values))
 
 
+@given(st.lists(st.floats(0.001, 99.0), min_size=1, max_size=200), st.floats(0.01, 0.99))
+def test_percentiles_are_given_where_buckets_tell_them(values: list[float], q: float) -> None:
+    """Within their own size of the true one, and never beyond what the mean allows."""
+    bounds = [0.0, *(0.001 * 1.5**i for i in range(30)), math.inf]
+    found = Histogram.of_cumulative({b: float(sum(v <= b for v in values)) for b in bounds}, sum(values))
+    value = found.known_quantile(q)
+    if not math.isnan(value):
+        true = float(np.quantile(values, q, method="inverted_cdf"))
+        assert abs(true - value) <= value * (1 + 1e-9)
+        assert value <= found.mean / (1.0 - q)
+
+
+def test_one_bucket_tells_but_the_mean() -> None:
+    """Eight observations of 17 µs, all in the bucket to 0.3 s: no median of 150 ms."""
+    one = Histogram(bounds=(0.3, 0.5, math.inf), counts=(8.0, 0.0, 0.0), total=8 * 17e-6)
+    assert one.to_dict() == {"count": 8.0, "mean": pytest.approx(17e-6), "p50": None, "p90": None, "p95": None,
+                             "p99": None}  # fmt: skip
+    two = replace(one, counts=(8.0, 92.0, 0.0), total=92 * 0.4)
+    assert two.to_dict()["p50"] == pytest.approx(0.391, abs=1e-3)
+    assert two.to_dict()["buckets"]["p50"] == [0.3, 0.5]
+    wide = replace(one, counts=(90.0, 0.0, 10.0), total=100.0)
+    assert (wide.to_dict()["p50"], wide.to_dict()["buckets"]["p50"]) == (None, [0.0, 0.3])
+    assert (wide.to_dict()["p99"], wide.to_dict()["buckets"]["p99"]) == (None, [0.5, None])
+
+
+def test_a_window_holds_requests_by_littles_law() -> None:
+    """Five requests of 4 s in 10 s: two at a time."""
+    e2e = Histogram(bounds=(math.inf,), counts=(5.0,), total=20.0)
+    seen = Window(duration_s=10.0, engine="vllm", restarted=False, counters={}, histograms={"e2e_s": e2e})
+    assert seen.held("e2e_s") == 2.0
+    assert math.isnan(seen.held("queue_s"))
+
+
 def test_histograms_add_and_subtract() -> None:
     one = Histogram(bounds=(1.0, math.inf), counts=(3.0, 1.0), total=4.0)
     two = Histogram(bounds=(0.5, 1.0, math.inf), counts=(1.0, 1.0, 0.0), total=1.0)
@@ -164,6 +198,35 @@ def test_a_run_is_watched(server: tuple[str, list[str]]) -> None:
     table = seen.tables["server"]
     assert len({len(c) for c in table.values()}) == 1
     assert np.isnan(table["preemptions_per_s"][0])
+
+
+def test_scrapes_before_and_after_the_load_are_not_of_it(server: tuple[str, list[str]]) -> None:
+    """Four run while the load is on, none at the scrapes around it."""
+    url, texts = server
+    texts[:] = [vllm_text(running=0), vllm_text(running=4, generated=1100), vllm_text(running=4, generated=1200)]
+    observer = ServerObserver(MetricsSource(url=url), interval_s=0.02)
+    observer.start(now() + 0.01)
+    while len(observer.snapshots) < 4:
+        pass
+    texts[:] = [vllm_text(running=0, generated=1300)] * 2
+    seen = observer.stop().summary
+    assert seen["scrapes"] - seen["scrapes_inside"] >= 2
+    assert seen["gauges"]["running"]["mean"] > 3.0
+    assert seen["counters"]["generated_tokens"] == 300.0
+    assert seen["load_s"] < seen["duration_s"]
+    short = ServerObserver(MetricsSource(url=url), interval_s=10.0)
+    short.start(now() + 0.01)
+    seen = short.stop().summary
+    assert seen["scrapes_inside"] == 0
+    assert seen["gauges"]["running"] == {"mean": None, "max": None}
+    assert seen["waiting_share"] is None
+
+
+def test_https_of_an_http_server_is_told(server: tuple[str, list[str]]) -> None:
+    url = server[0].replace("http://", "https://")
+    with pytest.raises(ConfigError, match=r"does not speak TLS .*; use http://") as error:
+        MetricsSource(url=url).read()
+    assert "\n" not in str(error.value)
 
 
 def test_a_server_that_fails_costs_no_run(server: tuple[str, list[str]]) -> None:

@@ -70,6 +70,23 @@ def test_query_csv(tmp_path: Path, nounits: bool) -> None:
     assert len(seen.between(seen.samples[1].time_s, 1e12).samples) == 1
 
 
+def test_samples_of_another_time_are_noted(tmp_path: Path) -> None:
+    """Only a log with dates can be laid beside a window."""
+    dated = read_smi_log(write(tmp_path / "dated", DATED))
+    assert dated.dated
+    first, last = (s.time_s for s in dated.samples)
+    assert [s.time_s for s in dated.inside(first - 1, first + 1).samples] == [first]
+    assert dated.inside(first - 1, first + 1).note == ""
+    late = dated.inside(last + 60, last + 90)
+    assert len(late.samples) == 2
+    assert "outside the window, 60.0 s before it" in late.note
+    assert "10.0 s after it" in dated.inside(first - 20, first - 10).note
+    for text in (DMON, DATED.replace("#Date       ", "#").replace("#YYYYMMDD   ", "#").replace(" 20261130  ", " ")):
+        undated = read_smi_log(write(tmp_path / "undated", text))
+        assert not undated.dated
+        assert undated.inside(0.0, 1e12) == undated
+
+
 @pytest.mark.parametrize("text", ["", "hello, world\n1, 2\n", "gpu 1\n"])
 def test_another_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="no log of nvidia-smi") as error:

@@ -78,19 +78,47 @@ class Histogram:
         return low
 
     def resolution(self, fraction: float) -> tuple[float, float]:
-        """The bucket that the quantile lies in: all that the histogram knows of it."""
-        value, low = self.quantile(fraction), 0.0
-        for bound in self.bounds:
-            if value <= bound:
+        """The bucket that the quantile lies in: all that the histogram knows of it. nan when empty."""
+        if not self.count > 0:
+            return (math.nan, math.nan)
+        wanted, below, low = fraction * self.count, 0.0, 0.0
+        for bound, inside in zip(self.bounds, self.counts, strict=True):
+            below += inside
+            if inside > 0 and below >= wanted:
                 return (low, bound)
             low = bound
         return (low, math.inf)
 
+    @property
+    def _used(self) -> int:
+        """Buckets with an observation."""
+        return sum(c > 0 for c in self.counts)
+
+    def known_quantile(self, fraction: float) -> float:
+        """The quantile where its bucket is narrower than the value, else nan: a bucket from 0 to 0.3 s tells no median.
+
+        Also nan where the mean rules the value out (no share 1 - q of values that are not negative is above
+        mean / (1 - q)), and where all observations lie in one bucket: then the mean is all that is known.
+        """
+        low, high = self.resolution(fraction)
+        value = self.quantile(fraction)
+        if self._used < 2 or not high - low <= value:
+            return math.nan
+        most = self.mean / (1.0 - fraction) if fraction < 1.0 else math.inf
+        return math.nan if value > most else value
+
     def to_dict(self) -> dict[str, Any]:
-        """Figures for a summary; None where there are none."""
+        """Figures for a summary; None where there are none, and for percentiles that the buckets do not tell.
+
+        buckets   percentile -> the bucket that it lies in (None: no upper bound), where there is more than one
+        """
         keys = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
         out: dict[str, Any] = {"count": self.count, "mean": _number(self.mean)}
-        return {**out, **{name: _number(self.quantile(q)) for name, q in keys.items()}}
+        out |= {name: _number(self.known_quantile(q)) for name, q in keys.items()}
+        if self._used > 1:
+            out["buckets"] = {name: [None if math.isinf(v) else v for v in self.resolution(q)]
+                              for name, q in keys.items()}
+        return out
 
 
 def _number(value: float) -> float | None:

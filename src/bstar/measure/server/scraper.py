@@ -9,7 +9,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,6 +23,8 @@ from bstar.measure.observers import Counters, Observation, Repeating
 from bstar.measure.server.snapshot import Snapshot, read_snapshot, window
 
 _PATHS: Final = ("/metrics", "/prometheus/metrics", "/metrics/")
+# How OpenSSL calls an answer that is no TLS.
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _MOST_BYTES: Final = 64_000_000
 _GAUGES: Final = ("running", "waiting", "waiting_capacity", "kv_usage_fraction", "kv_used_tokens")
 _COUNTERS: Final = ("preemptions", "prompt_tokens", "generated_tokens", "prefix_hit_tokens", "requests")
@@ -50,6 +52,8 @@ class MetricsSource:
                 snapshot = read_snapshot(text, (started + now()) / 2.0)
             except (OSError, http.client.HTTPException, BstarError) as error:
                 failures[urlsplit(url).path] = _reason(error)
+                if _is_plain(error):
+                    raise ConfigError(f"metrics: {url} does not speak TLS ({_reason(error)}); use http://") from None
                 if isinstance(error, OSError) and not isinstance(error, urllib.error.HTTPError):
                     raise ConfigError(f"metrics: nothing answers at {url} ({_reason(error)}); is the server up?") \
                         from None
@@ -91,6 +95,12 @@ def metrics_of(endpoint: Endpoint, url: str | None = None) -> MetricsSource:
                          context=endpoint.ssl_context())
 
 
+def _is_plain(error: Exception) -> bool:
+    """Whether a server answered a TLS handshake with something else: plain HTTP."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code}"
@@ -116,6 +126,10 @@ class ServerCounters:
 class ServerObserver:
     """Scrapes through a run: `server` in summary.json, and a series of gauges and rates.
 
+    One scrape comes before the load, so that counters begin at 0, and one after its last answer. Gauges of those are
+    none of the load: the summary leaves them out; the series has all. `in_flight` is by Little's law, from the
+    latencies that the server counts over the time of the load, where it was seen to its end.
+
     interval_s   between two scrapes; a server that answers slower is asked less often
     extra        called with the snapshots when it ends, adds keys to the summary (utilisation from the physics)
     """
@@ -129,16 +143,17 @@ class ServerObserver:
         self.failures = 0
         self.last_failure = ""
         self._repeating: Repeating | None = None
-        self._origin_s = 0.0
+        self._origin_s, self._ended_s = 0.0, math.inf
 
     def start(self, origin_s: float) -> None:
         # One observer may watch several runs, one after another.
         self.snapshots, self.failures, self.last_failure = [], 0, ""
-        self._origin_s = origin_s
+        self._origin_s, self._ended_s = origin_s, math.inf
         self._repeating = Repeating(self._scrape, self.interval_s, name="bstar-metrics")
         self._repeating.start()
 
     def stop(self) -> Observation:
+        self._ended_s = now()
         if self._repeating is not None:
             self._repeating.stop(timeout_s=self.source.timeout_s + 1.0)
         try:
@@ -158,16 +173,23 @@ class ServerObserver:
             return {"scrapes": 0, "failures": self.failures, "error": self.last_failure}
         first, last = self.snapshots[0], self.snapshots[-1]
         seen = window(first, last)
-        columns = self._series()
+        times = np.array([s.time_s for s in self.snapshots])
+        inside = (times >= self._origin_s) & (times <= self._ended_s)
+        columns = {name: values[inside] for name, values in self._series().items()}
         gauges = {
             name: {"mean": _mean(columns[name]), "max": _most(columns[name])} for name in _GAUGES if name in columns
         }
         waiting = columns.get("waiting")
+        load_s = max(min(self._ended_s, last.time_s) - max(self._origin_s, first.time_s), 0.0)
+        during = replace(seen, duration_s=load_s)
+        whole = first.time_s <= self._origin_s and last.time_s >= self._ended_s and not seen.restarted
+        held = {name: during.held(of) for name, of in (("requests", "e2e_s"), ("waiting", "queue_s"))}
         out: dict[str, Any] = {
             "engine": last.engine, "engines": last.engines, "scrapes": len(self.snapshots),
-            "failures": self.failures, "duration_s": seen.duration_s, "restarted": seen.restarted,
-            "config": dict(last.info), "gauges": gauges,
-            "waiting_share": None if waiting is None else float(np.mean(waiting > 0)),
+            "scrapes_inside": int(inside.sum()), "failures": self.failures, "duration_s": seen.duration_s,
+            "load_s": load_s, "restarted": seen.restarted, "config": dict(last.info), "gauges": gauges,
+            "waiting_share": None if waiting is None or not waiting.size else float(np.mean(waiting > 0)),
+            "in_flight": {name: value if whole and not math.isnan(value) else None for name, value in held.items()},
             "counters": {name: seen.counters[name] for name in sorted(seen.counters)},
             "steps": None if math.isnan(seen.steps) else seen.steps,
             "histograms": {name: h.to_dict() for name, h in sorted(seen.histograms.items())},

@@ -64,6 +64,15 @@ class Window:
         """How much the counter rose; nan where there is none."""
         return self.counters.get(name, math.nan)
 
+    def held(self, histogram: str) -> float:
+        """Requests in a state at a time, on average, by Little's law: the seconds that a histogram of it counted, over
+        the window's ("e2e_s": in the server, "queue_s": waiting). nan where the server does not count it.
+        """
+        found = self.histograms.get(histogram)
+        if found is None or not self.duration_s > 0:
+            return math.nan
+        return found.total / self.duration_s if found.count > 0 else 0.0
+
     @property
     def steps(self) -> float:
         """Engine steps: counted, or the observations of the tokens-per-step histogram; nan where neither is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ _QUERY: Final = {
     "clocks.mem": ("memory_clock_hz", 1e6), "clocks.current.memory": ("memory_clock_hz", 1e6),
     "temperature.gpu": ("temperature_c", 1.0),
 }  # fmt: skip
+_DATED_AFTER_S: Final = 1e9  # 2001: before any log of these tools
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -46,7 +47,8 @@ def read_smi_log(path: Path, *, interval_s: float = 1.0) -> Telemetry:
         raise ConfigError(f"--telemetry: {path}: {error.strerror or error}") from None
     lines = [line for line in text.splitlines() if line.strip()]
     if any(line.lstrip().startswith("#") and "gpu" in line.lower() for line in lines[:4]):
-        return Telemetry(source="nvidia-smi dmon", samples=tuple(_dmon(lines, interval_s)))
+        samples = tuple(_dmon(lines, interval_s))
+        return Telemetry(source="nvidia-smi dmon", samples=samples, dated=_dated(samples))
     if lines and ("," in lines[0]) and any(_bare(c) in _QUERY for c in lines[0].split(",")):
         return _query(lines, interval_s)
     raise ConfigError(
@@ -100,7 +102,8 @@ def _query(lines: list[str], interval_s: float) -> Telemetry:
         at = _moment(row.get("timestamp", ""))
         samples.append(GpuSample(time_s=rounds * interval_s if at is None else at, gpu=gpu,
                                  values=_values(row, _QUERY)))
-    return Telemetry(source="nvidia-smi --query-gpu", samples=tuple(samples), names=names)
+    return Telemetry(source="nvidia-smi --query-gpu", samples=tuple(samples), names=names,
+                     dated=_dated(samples))
 
 
 def _bare(column: str) -> str:
@@ -124,12 +127,21 @@ def _number(text: str) -> float | None:
 
 
 def _moment(text: str) -> float | None:
-    """Seconds of the log's own clock: `2026/11/30 12:00:00.123`, `20261130 12:00:00`, `12:00:00`."""
-    for form in ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S", "%H:%M:%S"):
+    """Seconds of the log's own clock: `2026/11/30 12:00:00.123`, `20261130 12:00:00`, `12:00:00`.
+
+    nvidia-smi writes local time: a date is taken as one of this machine's calendar.
+    """
+    for form in ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S"):
         try:
-            return datetime.strptime(text.strip(), form).replace(tzinfo=UTC).timestamp()
+            return datetime.strptime(text.strip(), form).astimezone().timestamp()
         except ValueError:
             continue
-    return None
+    try:
+        return datetime.strptime(text.strip(), "%H:%M:%S").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
+def _dated(samples: Sequence[GpuSample]) -> bool:
+    """Whether the log has dates; times of day alone lie in 1900, and those of a log without any near 0."""
+    return bool(samples) and all(s.time_s > _DATED_AFTER_S for s in samples)

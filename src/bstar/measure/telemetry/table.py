@@ -13,11 +13,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bstar.units import format_seconds
 
 FIELDS: Final = (
     "dram_active_fraction", "sm_active_fraction", "tensor_active_fraction", "gpu_busy_fraction",
@@ -41,16 +43,31 @@ class Telemetry:
 
     source   "nvml", "dcgm", "nvidia-smi dmon", "nvidia-smi --query-gpu"
     names    model name by GPU index, where the source tells
+    dated    whether times are seconds of the calendar (time.time), as in logs with a date
+    note     what to know of it: "" or a line
     """
 
     source: str
     samples: tuple[GpuSample, ...]
     names: Mapping[int, str] = field(default_factory=dict)
+    dated: bool = False
+    note: str = ""
 
     def between(self, start_s: float, end_s: float) -> Telemetry:
         """The samples of a part of the time."""
-        chosen = tuple(s for s in self.samples if start_s <= s.time_s <= end_s)
-        return Telemetry(source=self.source, samples=chosen, names=self.names)
+        return replace(self, samples=tuple(s for s in self.samples if start_s <= s.time_s <= end_s))
+
+    def inside(self, start_s: float, end_s: float) -> Telemetry:
+        """The samples of a window of the calendar's time, where they are dated; all, with a note, where none is."""
+        if not self.dated or not self.samples:
+            return self
+        found = self.between(start_s, end_s)
+        if found.samples:
+            return found
+        first, last = self.samples[0].time_s, self.samples[-1].time_s
+        apart, where = (start_s - last, "before") if last < start_s else (first - end_s, "after")
+        return replace(self, note=f"all samples of the log lie outside the window, {_long(max(apart, 0.0))} {where} "
+                                  "it by this machine's clock: they are of another time, or of another time zone")
 
     def column(self, name: str) -> NDArray[np.float64]:
         """All values of a field, nan where a sample lacks it."""
@@ -89,3 +106,10 @@ class Telemetry:
 
     def _one(self, gpu: int) -> Telemetry:
         return Telemetry(source=self.source, samples=tuple(s for s in self.samples if s.gpu == gpu))
+
+
+def _long(seconds: float) -> str:
+    for scale, name in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:,.3g} {name}"
+    return format_seconds(seconds)
