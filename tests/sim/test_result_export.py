@@ -110,7 +110,7 @@ def test_a_comparison_is_on_the_same_requests() -> None:
     assert gain == pytest.approx(continuous.summary.output_tokens_per_s / static.summary.output_tokens_per_s)
     e2e = found.gain(1, "e2e_s.mean")
     assert e2e == pytest.approx(static.e2e_s.mean() / continuous.e2e_s.mean())
-    assert set(found.to_dict()) == {"baseline", "runs", "gain"}
+    assert set(found.to_dict()) == {"baseline", "runs", "gain", "interrupted", "left_out"}
     with pytest.raises(SpecError, match="two or more"):
         compare(deployed(), load, ["static"])
     with pytest.raises(SpecError, match="is not known"):

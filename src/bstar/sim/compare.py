@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,10 +26,18 @@ _ALIASES: Final = {"chunked": "engine", "mixed": "engine"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Runs of the same requests by name; gains are against the first."""
+    """Runs of the same requests by name; gains are against the first.
+
+    left_out   ways that did not come to serve all of them before an interrupt
+    """
 
     names: tuple[str, ...]
     results: tuple[SimResult, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        return bool(self.left_out)
 
     def figure(self, index: int, name: str) -> float | None:
         """A figure of one run: "output_tokens_per_s", or "ttft_s.p95"."""
@@ -52,12 +60,13 @@ class Comparison:
         return (*_SCALARS, *(f"{name}.{part}" for name in _DISTRIBUTIONS for part in ("mean", "p95")))
 
     def to_dict(self) -> dict[str, Any]:
-        """{"runs": {name: result}, "gain": {name: {figure: times better than the first}}}."""
+        """{"runs": {name: result}, "gain": {name: {figure: times better than the first}}, …}."""
         others = range(1, len(self.names))
         return {
-            "baseline": self.names[0],
+            "baseline": self.names[0] if self.names else None,
             "runs": {name: result.to_dict() for name, result in zip(self.names, self.results, strict=True)},
             "gain": {self.names[i]: {row: self.gain(i, row) for row in self.rows} for i in others},
+            "interrupted": self.interrupted, "left_out": list(self.left_out),
         }  # fmt: skip
 
 
@@ -105,9 +114,23 @@ def compare(
     deployment: Deployment, traffic: Traffic, names: Sequence[str], *, cluster: dict[str, Any] | None = None,
     seed: int = 0, slo: Slo | None = None,
 ) -> Comparison:  # fmt: skip
-    """Serve the same requests once for each name. Raises SpecError where a name is not known."""
+    """Serve the same requests once for each name, up to an interrupt. Raises SpecError where a name is not known."""
     wanted = wanted_names(names, deployment.engine.name)
     if DISAGGREGATED in wanted and cluster is None:
         cluster = {}
-    return Comparison(names=wanted, results=tuple(
-        serve_as(deployment, traffic, name, cluster=cluster, seed=seed, slo=slo) for name in wanted))
+    return compared(wanted, lambda name: serve_as(deployment, traffic, name, cluster=cluster, seed=seed, slo=slo))
+
+
+def compared(wanted: tuple[str, ...], serve: Callable[[str], SimResult]) -> Comparison:
+    """Serve in one way after the other; one that is interrupted ends it, and is not comparable: it is left out."""
+    results: list[SimResult] = []
+    for name in wanted:
+        try:
+            found = serve(name)
+        except KeyboardInterrupt:
+            break
+        if found.interrupted:
+            break
+        results.append(found)
+    done = len(results)
+    return Comparison(names=wanted[:done], results=tuple(results), left_out=wanted[done:])

@@ -27,8 +27,15 @@ _MICROSECONDS: Final = 1e6
 
 
 def request_columns(result: SimResult) -> dict[str, np.ndarray[Any, Any]]:
-    """One array per column, a row per request; seconds that do not exist are nan."""
-    return {name: np.asarray(getattr(result, name)) for name in _COLUMNS}
+    """One array per column, a row per request; seconds that do not exist are nan.
+
+    Of an interrupted run only requests that were sent.
+    """
+    columns = {name: np.asarray(getattr(result, name)) for name in _COLUMNS}
+    if not result.interrupted:
+        return columns
+    sent = ~np.isnan(result.arrival_s)
+    return {name: column[sent] for name, column in columns.items()}
 
 
 def check_request_path(path: Path) -> None:
@@ -41,7 +48,9 @@ def check_request_path(path: Path) -> None:
 
 
 def check_trace_path(path: Path) -> None:
-    """Raises ConfigError where a trace cannot be written to `path`."""
+    """Raises SpecError or ConfigError where a trace cannot be written to `path`: a .json file, a pipe or a device."""
+    if path.suffix.lower() != ".json" and not (path.exists() and not path.is_file()):
+        raise SpecError(f"trace file: {path.name!r} must end with .json")
     check_writable(path, what="trace file")
 
 
@@ -74,9 +83,11 @@ def _write_columns(columns: dict[str, np.ndarray[Any, Any]], path: Path, suffix:
         with path.open("w", encoding="utf-8") as file:
             for row in _rows(columns, missing=None):
                 file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
-    else:
-        rows = [dict(zip(columns, row, strict=True)) for row in _rows(columns, missing=None)]
-        path.write_text(json.dumps(rows), encoding="utf-8")
+    else:  # row by row, so that an interrupt is heard
+        with path.open("w", encoding="utf-8") as file:
+            for number, row in enumerate(_rows(columns, missing=None)):
+                file.write((", " if number else "[") + json.dumps(dict(zip(columns, row, strict=True))))
+            file.write("]" if len(columns["arrival_s"]) else "[]")
 
 
 def write_trace(result: SimResult, path: Path) -> None:

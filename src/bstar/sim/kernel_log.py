@@ -52,10 +52,11 @@ class LogFold:
         """Add a chunk; neither array is kept."""
         first, last = self.rows, self.rows + len(runs)
         room = len(self._columns["steps"])
-        if last > room:
+        if last > room:  # all columns at once: an interrupt leaves the fold as it was
+            larger = {name: np.empty(max(last, 2 * room), column.dtype) for name, column in self._columns.items()}
             for name, column in self._columns.items():
-                self._columns[name] = np.empty(max(last, 2 * room), column.dtype)
-                self._columns[name][:first] = column[:first]
+                larger[name][:first] = column[:first]
+            self._columns = larger
         out = {name: column[first:last] for name, column in self._columns.items()}
         for name, at in (*_SECONDS.items(), *_COUNTS.items()):
             out[name][:] = runs[:, at]

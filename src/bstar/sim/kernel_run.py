@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 
 from bstar.sim.deployed import DeployedEngine
 from bstar.sim.kernel_log import LogFold
+from bstar.sim.slices import in_slices, loaded
 from bstar.sim.steps import StepLog
 from bstar.sim.stepwise import EngineRun, Progress
 from bstar.traffic.load import Traffic
@@ -25,8 +24,6 @@ Ints = NDArray[np.int64]
 
 # Requests up to which every step is kept: about 300 bytes a request.
 MOST_LOGGED = 2_000_000
-# Seconds between looks at the progress bar and at Ctrl-C.
-_SLICE_WALL_S = 0.2
 
 
 def run_kernel(
@@ -47,9 +44,9 @@ def run_kernel(
     steps = LogFold(deployed.model, cost, kv_blocks=settings.num_blocks - 1, block_size=settings.block_size,
                     expected_rows=4 * traffic.num_requests + 1024 if keep else 1)
     engine.sink = steps.fold
-    interrupted = False
+    compile_s, interrupted = loaded(engine.advance), False
     try:
-        _advance(engine, traffic, until_s, progress)
+        run_sliced(engine, traffic, until_s, progress)
     except KeyboardInterrupt:
         interrupted = True
     if keep:
@@ -59,41 +56,20 @@ def run_kernel(
         arrival_s=engine.load.arrival_s, scheduled_s=engine.out.scheduled_s,
         first_token_s=engine.out.first_token_s, finish_s=engine.out.finish_s, made_tokens=made,
         preemptions=engine.out.preemptions, cached_tokens=engine.out.cached_tokens,
-        log=steps.log(), interrupted=interrupted, implementation="kernel",
+        log=steps.log(), interrupted=interrupted, implementation="kernel", compile_s=compile_s,
     )  # fmt: skip
 
 
-def prepare() -> float:
-    """Load the compiled kernel (compiling it where no cache has it); returns the seconds, 0 after the first time."""
-    begun = time.perf_counter()
-    _serve_two()
-    return time.perf_counter() - begun
+def run_sliced(engine: Any, traffic: Traffic, until_s: float, progress: Progress | None) -> None:
+    """Run a compiled engine (`advance`, `num_finished`, `now_s`) on, to the end or to `until_s`."""
 
-
-@lru_cache(maxsize=1)
-def _serve_two() -> None:
-    from bstar.codec.build import build_deployment
-    from bstar.sim.deployed import deployed_engine
-    from bstar.traffic.load import Traffic
-
-    small = Traffic(arrival_s=np.zeros(2), input_tokens=np.array([20, 20]), output_tokens=np.array([2, 2]))
-    run_kernel(deployed_engine(build_deployment("llama-3.1-8b", "h100-sxm-80gb")), small)
-
-
-def _advance(engine: Any, traffic: Traffic, until_s: float, progress: Progress | None) -> None:
-    """Run in slices of simulated time that take about `_SLICE_WALL_S`: a bar moves, and Ctrl-C is heard."""
-    total = traffic.num_requests
-    slice_s = max(traffic.span_s / 64.0, 1.0)
-    horizon = float(np.nanmin(traffic.arrival_s))
-    while True:
-        horizon = min(horizon + slice_s, until_s)
-        begun = time.perf_counter()
-        done = engine.advance(horizon)
+    def advance(horizon_s: float) -> bool:
+        done = bool(engine.advance(horizon_s))
         if progress is not None:
-            progress(int(engine.num_finished), total, float(engine.now_s))
-        if done or horizon >= until_s:
-            return
-        slice_s *= 2.0 if time.perf_counter() - begun < _SLICE_WALL_S else 0.5
+            progress(int(engine.num_finished), traffic.num_requests, float(engine.now_s))
+        return done
+
+    in_slices(advance, from_s=float(traffic.arrival_s[0]), span_s=traffic.span_s, until_s=until_s)
 
 
 def _made_tokens(engine: Any, traffic: Traffic, max_model_len: int) -> Ints:

@@ -17,23 +17,41 @@ _FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replications:
-    """Independent runs, and 95 % intervals of their figures."""
+    """Independent runs, and 95 % intervals of their figures.
+
+    asked         how many there should have been
+    interrupted   whether there would have been more; a run that was interrupted counts where it is the only one
+    """
 
     results: tuple[SimResult, ...]
     intervals: dict[str, Interval]
+    asked: int
+    interrupted: bool
 
     def to_dict(self) -> dict[str, Any]:
         return {"count": len(self.results), "confidence": {k: v.to_dict() for k, v in self.intervals.items()}}
 
 
 def replicate(run: Callable[[int], SimResult], count: int) -> Replications:
-    """Call `run` with the numbers 0 … count - 1 (seeds, say); stops early where a run was interrupted."""
+    """Call `run` with the numbers 0 … count - 1 (seeds, say), up to an interrupt.
+
+    Raises KeyboardInterrupt where that came before the first step.
+    """
     results: list[SimResult] = []
-    for number in range(count):
-        results.append(run(number))
-        if results[-1].interrupted:
-            break
-    return Replications(results=tuple(results), intervals={name: _interval(results, name) for name in _FIGURES})
+    interrupted = False
+    while len(results) < count and not interrupted:
+        try:
+            found = run(len(results))
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            interrupted = True
+            continue
+        interrupted = found.interrupted
+        if not interrupted or not results:
+            results.append(found)
+    intervals = {name: _interval(results, name) for name in _FIGURES} if count > 1 else {}
+    return Replications(results=tuple(results), intervals=intervals, asked=count, interrupted=interrupted)
 
 
 def _interval(results: list[SimResult], name: str) -> Interval:

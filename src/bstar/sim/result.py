@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds that the simulation itself took."""
+    """Seconds that the simulation itself took; `compile_s`: of loading compiled code, or of making it."""
 
     compile_s: float = 0.0
     simulate_s: float = 0.0
@@ -40,7 +40,7 @@ class Timing:
 class SimResult:
     """A simulated run. Arrays have one entry per request, in the order of the traffic.
 
-    arrival_s         when it was sent
+    arrival_s         when it was sent; nan where it did not come to that
     scheduled_s       when it first had a place in a step
     first_token_s, finish_s   its first and its last token; nan where it did not come to that
     output_tokens     tokens made: fewer than asked for where max_model_len ended it, or the run was interrupted
@@ -200,3 +200,18 @@ class SimResult:
             "policy": self.policy, "engine": self.engine, "itl_exact": self.itl_exact,
             "interrupted": self.interrupted, "timing": self.timing.to_dict(), "notes": list(self.remarks),
         }  # fmt: skip
+
+
+R = TypeVar("R", bound=SimResult)
+
+
+def came_to(result: R) -> R:
+    """An interrupted run without the requests that were to be sent after its end: they have no arrival.
+
+    Raises KeyboardInterrupt where it ended before the first step.
+    """
+    if np.isnan(result.scheduled_s).all():
+        raise KeyboardInterrupt
+    late = result.arrival_s > result.span_s[1]
+    return replace(result, arrival_s=np.where(late, np.nan, result.arrival_s), measured=result.measured & ~late,
+                   rejected=result.rejected & ~late)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.sim.deployed import DeployedEngine, deployed_engine
-from bstar.sim.kernel_run import MOST_LOGGED, prepare
-from bstar.sim.result import SimResult, Timing
+from bstar.sim.kernel_run import MOST_LOGGED
+from bstar.sim.result import SimResult, Timing, came_to
 from bstar.sim.steps import merged
 from bstar.sim.stepwise import Counts, EngineRun, Progress
 from bstar.sim.ways import Implementation, Way, way_of
@@ -42,7 +42,8 @@ def simulate(
     engine    "kernel" (compiled), "reference" (step by step, readable), "auto": the kernel where it has the policy
     until_s   stop there
     progress  called now and then with (requests finished, of how many, simulated seconds)
-    An interrupt (Ctrl-C) ends the run; the result then says `interrupted` and holds what happened so far.
+    An interrupt (Ctrl-C) ends the run; the result then says `interrupted` and holds what happened so far (of several
+    engines those that had run to their end, where there are some). Before the first step it is raised.
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
     """
     begun = time.perf_counter()
@@ -53,7 +54,6 @@ def simulate(
     rejected = np.asarray(traffic.input_tokens >= deployed.settings.max_model_len)
     kept, index = _accepted(traffic, rejected, deployed.per_request_s, deployed.settings.max_model_len)
     notes = _notes(deployment, traffic, rejected, way, deployed.replicas)
-    compile_s = prepare() if way.compiled and engine != "reference" else 0.0
     parts: list[tuple[Ints, EngineRun]] = []
     for replica in range(deployed.replicas):
         mine, where = _share(kept, replica, deployed.replicas)
@@ -63,8 +63,14 @@ def simulate(
         run = replace(run, log=replace(run.log, replica=np.full(len(run.log), replica, dtype=np.int32)))
         parts.append((index[where], run))
         if run.interrupted:
+            notes = (*notes, *_stopped(len(parts), deployed.replicas))
             break
+    interrupted, compile_s = parts[-1][1].interrupted, sum(run.compile_s for _, run in parts)
+    if interrupted and len(parts) > 1:
+        parts.pop()  # a part of an engine's run beside whole ones would look like an engine that answers fewer
     result = _gathered(traffic, rejected, parts, deployed, way.text, slo, notes)
+    if interrupted:
+        result = came_to(replace(result, interrupted=True))
     total = time.perf_counter() - begun
     return replace(result, timing=Timing(compile_s=compile_s, simulate_s=total - compile_s, total_s=total))
 
@@ -153,6 +159,15 @@ def _notes(
     return tuple(notes)
 
 
+def _stopped(begun: int, replicas: int) -> tuple[str, ...]:
+    """Which engines are in an interrupted run; they are simulated one after another."""
+    if replicas == 1:
+        return ()
+    if begun == 1:
+        return (f"figures are of engine 0 of {replicas}, as far as it came",)
+    return (f"figures are of {begun - 1} of {replicas} engines, which had run to their end",)
+
+
 def _columns(
     count: int, parts: list[tuple[Ints, EngineRun]]
 ) -> tuple[dict[str, Floats], dict[str, Counts], Ints]:
@@ -194,5 +209,5 @@ def _gathered(
         cached_tokens=counts["cached_tokens"], replica=replica, rejected=rejected, measured=measured,
         steps=merged([run.log for _, run in parts]), slo=slo, open_loop=traffic.is_open_loop,
         concurrency=traffic.concurrency, policy=policy, engine=parts[0][1].implementation,
-        front_end_s=deployed.per_request_s, interrupted=any(run.interrupted for _, run in parts), notes=notes,
+        front_end_s=deployed.per_request_s, notes=notes,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import heapq
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.physics.batch import BatchShape
@@ -85,7 +86,7 @@ class _StaticEngine:
         now += figures.seconds
         self.first_s[members] = now
         ordered = np.sort(outputs)
-        self.finish_s[members[outputs == 1]] = now
+        self._leave(members[outputs == 1], 1, now)
         done = 1  # tokens that each member has
         for last in np.unique(ordered[ordered > 1]).tolist():
             steps = last - done
@@ -94,15 +95,19 @@ class _StaticEngine:
             left = int((outputs > done).sum())
             self._row(now, steps, first, final, made=left, regular=left, size=size, tokens=prompt + last, prompt=0)
             now += steps * (first.seconds + final.seconds) / 2.0
-            self.finish_s[members[outputs == last]] = now
+            self._leave(members[outputs == last], last, now)
             done = last
-        self.made[members] = outputs
         for rank in sorted(batch, key=lambda r: (float(self.finish_s[r]), r)):
             if self.traffic.concurrency is not None and self.unsent:
                 follower = self.unsent.pop()
                 self.arrival_s[follower] = self.finish_s[rank] + self.traffic.think_s[follower]
                 heapq.heappush(self.queue, (float(self.arrival_s[follower]), follower))
         return now
+
+    def _leave(self, members: NDArray[np.int64], tokens: int, now: float) -> None:
+        """Members whose last token is out. Tokens come first: an interrupt leaves no answer without any."""
+        self.made[members] = tokens
+        self.finish_s[members] = now
 
     def _figures(self, shape: BatchShape) -> StepFigures:
         return step_figures(self.deployed.model, shape)

@@ -34,7 +34,7 @@ _LOOKS = 501
 class Steadiness:
     """What the run says about its steady state.
 
-    reached            whether there is one and the run is long enough to show it
+    reached            whether there is one and the run is long enough to show it; None: interrupted, not judged
     message            in a sentence; None where there is nothing to say
     overload_fraction  arrival rate / capacity - 1 where arrivals exceed it, else None
     warmup_s           cut off at the start, in seconds from the first request
@@ -42,7 +42,7 @@ class Steadiness:
     intervals          of the means of ttft_s, tpot_s, e2e_s and of their p95, warm-up and overload aside
     """
 
-    reached: bool
+    reached: bool | None
     message: str | None
     overload_fraction: float | None
     capacity_requests_per_s: float | None
@@ -61,8 +61,11 @@ class Steadiness:
 
 def steadiness(result: SimResult) -> Steadiness:
     """Judge a run; see the module."""
+    if result.interrupted:  # how it would have gone on is not known
+        return Steadiness(reached=None, message=None, overload_fraction=None, capacity_requests_per_s=None,
+                          warmup_s=0.0, warmup_requests=0, intervals={})
     sent = result.arrival_s
-    # An interrupted run knows of arrivals that it never came to.
+    # A run that was stopped at a time knows of arrivals that it never came to.
     known = ~np.isnan(sent) & ~result.rejected & (sent <= result.span_s[1])
     if result.unserved.any():
         return _unsteady(_refusal(result))

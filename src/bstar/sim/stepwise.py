@@ -37,7 +37,10 @@ _REPORT_EVERY = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineRun:
-    """Per request, in the order of the load: seconds (nan where it did not happen) and counts; and the steps."""
+    """Per request, in the order of the load: seconds (nan where it did not happen) and counts; and the steps.
+
+    compile_s   spent on loading compiled code before the first step
+    """
 
     arrival_s: Floats
     scheduled_s: Floats
@@ -49,6 +52,7 @@ class EngineRun:
     log: StepLog
     interrupted: bool = False
     implementation: str = "reference"
+    compile_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,6 +11,11 @@ from bstar.errors import SpecError
 
 Metric = Literal["concurrency", "kv"]
 
+_UNBOUNDED = 1_000_000
+# What is simulated side by side: so many engines, and so many bytes of them.
+_MOST_ENGINES, _MOST_BYTES = 1024, 8 << 30
+_ENGINE_BYTES, _BLOCK_BYTES = 1 << 20, 36  # of one with the seats of a usual engine; of a block in its prefix cache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -53,7 +58,7 @@ class Autoscaler:
 
     metric           "concurrency": requests in the replicas and in front of them; "kv": fraction of KV blocks in use
     target           of one replica: requests, or a fraction
-    least, most      replicas
+    least, most      replicas; without `most` as many as the simulator takes
     interval_s       between looks; 0: at every arrival, the new request counted
     stabilization_s  replicas are taken away only when this long none more were wanted
     tolerance_fraction   no change while the metric is within this of the target
@@ -62,7 +67,7 @@ class Autoscaler:
     metric: Metric = "concurrency"
     target: float
     least: int = 1
-    most: int = 1_000_000
+    most: int = _UNBOUNDED
     interval_s: float = 15.0
     stabilization_s: float = 300.0
     tolerance_fraction: float = 0.1
@@ -86,6 +91,26 @@ class Autoscaler:
             return replicas
         # A total of exactly n targets wants n replicas, whatever the rounding of the division.
         return min(max(math.ceil(total / self.target - 1e-9), self.least), self.most)
+
+
+def most_engines(num_blocks: int, prefix_caching: bool) -> int:
+    """How many engines with caches of `num_blocks` the simulator holds at once."""
+    each = _ENGINE_BYTES + (_BLOCK_BYTES * num_blocks if prefix_caching else 0)
+    return max(min(_MOST_ENGINES, _MOST_BYTES // each), 1)
+
+
+def check_number(what: str, wanted: int, most: int) -> None:
+    """Raises SpecError, before arrays are made, where `wanted` engines are more than `most`."""
+    if wanted > most:
+        raise SpecError(f"{what}: at most {most:,} engines of this size are simulated side by side, not {wanted:,}; "
+                        "give fewer")
+
+
+def check_autoscaler(scaler: Autoscaler, most: int) -> None:
+    """Raises SpecError where the autoscaler may want, or is told to have, more than `most` engines."""
+    check_number("autoscale min", scaler.least, most)
+    if scaler.most != _UNBOUNDED:
+        check_number("autoscale max", scaler.most, most)
 
 
 class Stabilizer:
@@ -121,7 +146,7 @@ def parse_autoscaler(text: str) -> Autoscaler:
     names = {"interval": "interval_s", "stabilization": "stabilization_s", "tolerance": "tolerance_fraction"}
     given = {names[k]: v for k, v in values.items() if k in names}
     return Autoscaler(metric=metric, target=values[metric], least=int(values.get("min", 1)),
-                      most=int(values.get("max", 1_000_000)), **given)  # fmt: skip
+                      most=int(values.get("max", _UNBOUNDED)), **given)  # fmt: skip
 
 
 def parse_failure(text: str) -> Failure:

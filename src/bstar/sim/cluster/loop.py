@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure, Stabilizer
+from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure, Stabilizer, check_number
 from bstar.sim.cluster.ledger import Ledger
 from bstar.sim.cluster.replica import TIE, Finished, Replica
 from bstar.sim.cluster.routers import Router, Seen
@@ -57,6 +57,7 @@ class Fleet:
     """What the operator decides.
 
     startup_s   from the decision to the first request that a new replica takes; the first `replicas` are there at 0
+    most        replicas that the simulator holds at once
     """
 
     replicas: int
@@ -64,6 +65,7 @@ class Fleet:
     autoscaler: Autoscaler | None = None
     failures: Sequence[Failure] = ()
     drains: Sequence[Drain] = ()
+    most: int = 1_000_000
 
     @property
     def fixed(self) -> bool:
@@ -309,6 +311,7 @@ class Cluster:
             total = float(sum(m.replica.outstanding for m in serving) + len(self.held) + extra)
         wish = self._stabilizer.settle(self.now, scaler.wanted(total, len(serving)))
         if wish > len(serving):
+            check_number(f"autoscale, at {self.now:,.4g} s", wish, self.fleet.most)
             self._more(wish - len(serving))
         elif wish < len(serving):
             # The least busy go; among equals the youngest.

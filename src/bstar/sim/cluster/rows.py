@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.sim.cluster.compiled import CODES, GIVEN, look, route, serve
-from bstar.sim.cluster.loop import DRAINING, GONE, LOOK, READY, Cluster, Member, Progress
+from bstar.sim.cluster.loop import DRAINING, GONE, LOOK, READY, STARTING, Cluster, Member, Progress
 from bstar.sim.cluster.stack import Row, Stack
 from bstar.sim.kernel.state import (
     DECODE,
     ENDED,
     EXPECTED,
+    FINISHED,
     FULL,
     GAPS,
     NOW,
@@ -27,12 +28,14 @@ from bstar.sim.kernel.state import (
     SEEN,
     STEPS,
 )
+from bstar.sim.slices import in_slices
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _ROUNDS = 50_000
-_SLICES = 100  # looks at the progress bar and at Ctrl-C
+_SLICES = 100  # looks at the progress bar and at Ctrl-C while requests are sent
+_TIMES_EVEN = 16  # engines that nobody looks at come up with the requests sent to them so often
 
 
 class RowReplica:
@@ -160,14 +163,30 @@ class FastCluster(Cluster):
     replica   per request: who got it last
     kept      what was first noted of requests that lost a replica: when scheduled, cached tokens
     retired   requests finished by engines that are no more
+    even_s    all engines have come to it
     """
 
     stack: Stack
     replica: Ints
     kept: dict[int, tuple[float, int]] = field(default_factory=dict)
     retired: int = 0
+    even_s: float = 0.0
     _free_rows: list[int] = field(default_factory=list)
     _times: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def load_kernels(self, until_s: float) -> bool:
+        """Load the compiled functions of the run by calling them before time 0, when nothing happens."""
+        stack, code = self.stack, CODES[self.router.name]
+        row, load = stack.rows[0], stack.loaded.load
+        args = row.limits, load, stack.cost, stack.out, stack.pools, stack.states, stack.desk
+        row.advance(until_s)
+        if stack.desk.answers.size:
+            serve(*args, code, until_s, 1)
+            return True
+        route(*args, code, 0)
+        if not self.fleet.fixed:
+            look(*args, 0, -1, until_s, np.zeros(2, np.int64))
+        return True
 
     def run(self, *, until_s: float = math.inf, progress: Progress | None = None) -> None:
         order = self.stack.loaded.order
@@ -191,14 +210,35 @@ class FastCluster(Cluster):
                 self.now = event_s
                 self._sweep()
                 self.happen()
+            self._come_to(until_s, progress)
             self.now = until_s
-            for member in self.members:
-                if member.state != GONE:
-                    self.stack.rows[self._row(member).row].advance(until_s)
             self._sweep()
         except KeyboardInterrupt:
             self.interrupted = True
+            self._stop()
         self._restore()
+
+    def _come_to(self, at_s: float, progress: Progress | None = None) -> None:
+        """Bring all engines to one moment; an interrupt leaves them at an earlier one."""
+        total = len(self.stack.loaded.order)
+
+        def advance(horizon_s: float) -> bool:
+            rows = [self.stack.rows[self._row(m).row] for m in self.members if m.state != GONE]
+            done = [row.advance(horizon_s) for row in rows]
+            self.even_s = horizon_s
+            if progress is not None:
+                progress(self.retired + int(self.stack.states.n[:, FINISHED].sum()), total, min(horizon_s, at_s))
+            return all(done)
+
+        in_slices(advance, from_s=self.even_s, span_s=float(self._times[-1]), until_s=at_s)
+        self.even_s = at_s
+
+    def _stop(self) -> None:
+        """After an interrupt: all engines to where the first of them is."""
+        rows = [self.stack.rows[self._row(m).row] for m in self.members if m.state not in (GONE, STARTING)]
+        at_s = max((row.now_s for row in rows), default=0.0)
+        for row in rows:
+            row.advance(at_s)
 
     def _serve(self, until_s: float, progress: Progress | None) -> None:
         """A load whose answers make requests come, on a fleet to which nothing happens."""
@@ -222,6 +262,7 @@ class FastCluster(Cluster):
                     progress(int(desk.finished.sum()), total, float(stack.states.t[:, NOW].max()))
         except KeyboardInterrupt:
             self.interrupted = True
+            self._stop()
         self.replica[:] = stack.desk.row
 
     @property
@@ -283,8 +324,11 @@ class FastCluster(Cluster):
             upto = min(last, begin + max(len(order) // _SLICES, 1000))
             self._bulk(ready, begin, upto)
             desk = self.stack.desk
-            if progress is not None:
-                progress(self.retired + int(desk.finished.sum()), len(order), float(self._times[upto - 1]))
+            at_s = float(self._times[upto - 1])
+            if at_s - self.even_s >= float(self._times[-1]) / _TIMES_EVEN:
+                self._come_to(at_s, progress)
+            elif progress is not None:
+                progress(self.retired + int(desk.finished.sum()), len(order), at_s)
 
     def _bulk(self, ready: Sequence[RowReplica], begin: int, upto: int) -> None:
         stack, router, code = self.stack, self.router, CODES[self.router.name]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bstar.errors import SpecError
 from bstar.sim.cluster.decode import DecodeReplica
-from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure
+from bstar.sim.cluster.fleet import Autoscaler, Drain, Failure, check_autoscaler, check_number, most_engines
 from bstar.sim.cluster.ledger import Ledger
 from bstar.sim.cluster.loop import GONE, Cluster, Fleet, MakeReplica, Progress
 from bstar.sim.cluster.pools import FirstToken, SplitCluster
@@ -21,7 +21,7 @@ from bstar.sim.cluster.replica import Figures, Finished, Replica
 from bstar.sim.cluster.routers import Router, can_run, checked
 from bstar.sim.cluster.transfer import KvLink, Transfers, link_of
 from bstar.sim.deployed import DeployedEngine, deployed_engine, step_figures
-from bstar.sim.result import SimResult, Timing
+from bstar.sim.result import SimResult, Timing, came_to
 from bstar.sim.steps import StepLog, merged
 from bstar.specs.deployment import Deployment
 from bstar.specs.slo import Slo
@@ -92,12 +92,19 @@ def simulate_cluster(
                        "prefill", at once
     engine             "reference": step by step; "kernel": compiled, where nothing has to be undone;
                        "auto": the kernel where it can
+    An interrupt (Ctrl-C) ends the run with all replicas at one moment; the result then says `interrupted` and holds
+    what happened so far. Before the first step it is raised.
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
     """
     begun = time.perf_counter()
     checked(router)
     _check(replicas, startup_s, prefill_replicas, decode_replicas, autoscaler)
     deployed = deployed_engine(deployment)
+    most = most_engines(deployed.settings.num_blocks, deployed.settings.enable_prefix_caching)
+    check_number("prefill and decode replicas" if prefill_replicas else "replicas",
+                 prefill_replicas + decode_replicas or replicas, most)
+    if autoscaler is not None:
+        check_autoscaler(autoscaler, most)
     rejected = np.asarray(traffic.input_tokens >= deployed.settings.max_model_len)
     if rejected.all():
         raise SpecError(
@@ -112,7 +119,7 @@ def simulate_cluster(
     refused = rejected.tolist() if rejected.any() and served.size == rejected.size else ()
     entrance = Router(router, seen, seed=seed)
     fleet = Fleet(replicas=prefill_replicas + decode_replicas or replicas, startup_s=startup_s,
-                  autoscaler=autoscaler, failures=failures, drains=drains)  # fmt: skip
+                  autoscaler=autoscaler, failures=failures, drains=drains, most=most)  # fmt: skip
     _check_events(fleet)
     compiled = not prefill_replicas and can_run(seen, fleet.fixed) and not refused
     if engine == "kernel" and not compiled:
@@ -133,8 +140,11 @@ def simulate_cluster(
         parts = replace(parts, left=())  # an engine may still come
     result = _gathered(traffic, rejected, served, parts, late, slo, router, first_token_from,
                        _notes(parts, fleet))
-    spent = time.perf_counter() - begun
-    return replace(result, timing=Timing(simulate_s=spent, total_s=spent))
+    if parts.interrupted:
+        result = came_to(result)
+    total = time.perf_counter() - begun
+    timing = Timing(compile_s=parts.compile_s, simulate_s=total - parts.compile_s, total_s=total)
+    return replace(result, timing=timing)
 
 
 def figures_of(deployed: DeployedEngine) -> Figures:
@@ -206,6 +216,7 @@ class _Parts:
     engine: str
     interrupted: bool
     left: tuple[int, ...]
+    compile_s: float = 0.0
 
 
 def _stepped(cluster: Cluster) -> _Parts:
@@ -252,7 +263,7 @@ def _compiled(
                 "retries": run.retries, "prefill_replica": np.full(n, -1, dtype=np.int64)},
         moved_bytes=np.zeros(n), steps=steps,
         states=tuple(run.states), replica_s=_there_s(run.spans, steps), engine="kernel", interrupted=run.interrupted,
-        left=tuple(run.held),
+        left=tuple(run.held), compile_s=run.compile_s,
     )  # fmt: skip
 
 

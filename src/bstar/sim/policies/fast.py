@@ -33,11 +33,12 @@ from bstar.sim.kernel.policy_state import (
     Rules,
 )
 from bstar.sim.kernel.state import ENDED, ENDLESS, FULL, PAUSED, RUN_SPANS, STUCK
-from bstar.sim.kernel_run import step_log
+from bstar.sim.kernel_run import run_sliced, step_log
 from bstar.sim.policies.sglang import SglangOptions
 from bstar.sim.policies.swap import SwapOptions
 from bstar.sim.policies.trtllm import TrtllmOptions
 from bstar.sim.settings import SchedulerSettings
+from bstar.sim.slices import loaded
 from bstar.sim.step_cost import step_cost
 from bstar.sim.stepwise import EngineRun, Progress
 from bstar.traffic.load import Traffic
@@ -45,7 +46,6 @@ from bstar.traffic.load import Traffic
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 KernelOptions = SglangOptions | TrtllmOptions | SwapOptions
-_SLICES = 200
 
 
 def can_run_fast(settings: SchedulerSettings, traffic: Traffic) -> bool:
@@ -103,6 +103,14 @@ class PolicyKernel:
     def gaps_s(self) -> Floats:
         return self.gaps[: int(self.state.n[GAPS])]
 
+    @property
+    def num_finished(self) -> int:
+        return int(self.state.n[FINISHED])
+
+    @property
+    def now_s(self) -> float:
+        return float(self.state.t[NOW])
+
 
 def policy_kernel(
     settings: SchedulerSettings, options: KernelOptions, traffic: Traffic, cost: StepCost, *,
@@ -135,16 +143,9 @@ def run_fast(
     cost = step_cost(
         deployed.deployment, max_tokens=widest + seats, max_sequences=2 * seats, one_rank=True, model=deployed.model)
     kernel = policy_kernel(settings, options, traffic, cost)
-    interrupted, slice_s = False, max(traffic.span_s / _SLICES, 1.0)
-    horizon = float(np.nanmin(traffic.arrival_s))
+    compile_s, interrupted = loaded(kernel.advance), False
     try:
-        while True:
-            horizon = min(horizon + slice_s, until_s)
-            if kernel.advance(horizon) or horizon >= until_s:
-                break
-            if progress is not None:
-                progress(int(kernel.state.n[FINISHED]), traffic.num_requests, float(kernel.state.t[NOW]))
-            slice_s *= 1.25
+        run_sliced(kernel, traffic, until_s, progress)
     except KeyboardInterrupt:
         interrupted = True
     s = kernel.state
@@ -154,6 +155,7 @@ def run_fast(
         made_tokens=np.where(begun, s.known - kernel.requests.prompt, 0), preemptions=s.preemptions,
         cached_tokens=np.zeros(traffic.num_requests, dtype=np.int64),
         log=step_log(kernel.runs, kernel.gaps_s, deployed, cost), interrupted=interrupted, implementation="kernel",
+        compile_s=compile_s,
     )  # fmt: skip
 
 

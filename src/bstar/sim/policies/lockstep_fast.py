@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,8 @@ from bstar.sim.kernel.state import (
     Slots,
 )
 from bstar.sim.kernel_log import LogFold, RunWork
+from bstar.sim.kernel_run import run_sliced
+from bstar.sim.slices import loaded
 from bstar.sim.step_cost import step_cost
 from bstar.sim.stepwise import EngineRun, Progress
 from bstar.traffic.load import Traffic
@@ -42,7 +43,6 @@ Floats = NDArray[np.float64]
 _ROWS = 1 << 14
 # Steps of up to so many tokens of all ranks have an entry each in the table of what the ranks do together.
 _EXACT_TOKENS = 1 << 13
-_SLICE_WALL_S = 0.2
 
 
 class _OneOf(RunWork):
@@ -151,9 +151,10 @@ def run_lock_step(
     deployed: DeployedEngine, traffic: Traffic, until_s: float = math.inf, progress: Progress | None = None
 ) -> EngineRun:
     """Serve `traffic` on all ranks of `deployed`, to the end, to `until_s` or to an interrupt."""
-    engine, interrupted = LockStepEngine(deployed, traffic), False
+    engine = LockStepEngine(deployed, traffic)
+    compile_s, interrupted = loaded(engine.advance), False
     try:
-        _advance(engine, traffic, until_s, progress)
+        run_sliced(engine, traffic, until_s, progress)
     except KeyboardInterrupt:
         interrupted = True
     engine.drain()
@@ -164,22 +165,8 @@ def run_lock_step(
         arrival_s=engine.load.arrival_s, scheduled_s=out.scheduled_s, first_token_s=out.first_token_s,
         finish_s=out.finish_s, made_tokens=np.where(finished, asked, begun), preemptions=out.preemptions,
         cached_tokens=out.cached_tokens, log=engine.fold.log(), interrupted=interrupted, implementation="kernel",
+        compile_s=compile_s,
     )  # fmt: skip
-
-
-def _advance(engine: LockStepEngine, traffic: Traffic, until_s: float, progress: Progress | None) -> None:
-    """Run in slices of simulated time that take about `_SLICE_WALL_S`: a bar moves, and Ctrl-C is heard."""
-    slice_s = max(traffic.span_s / 64.0, 1.0)
-    horizon = float(np.nanmin(traffic.arrival_s))
-    while True:
-        horizon = min(horizon + slice_s, until_s)
-        begun = time.perf_counter()
-        done = engine.advance(horizon)
-        if progress is not None:
-            progress(engine.num_finished, traffic.num_requests, engine.now_s)
-        if done or horizon >= until_s:
-            return
-        slice_s *= 2.0 if time.perf_counter() - begun < _SLICE_WALL_S else 0.5
 
 
 def _repeated(array: NDArray[Any], times: int) -> NDArray[Any]:
