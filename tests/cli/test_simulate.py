@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,19 +181,153 @@ def test_every_policy_serves_every_request(bstar_json: Run, policy: str) -> None
     assert sheet["itl_s"]["count"] == sheet["output_tokens"] - 80
 
 
-def test_an_interrupt_prints_what_happened(bstar_json: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ctrl-C in the n-th call of the compiled engine from now on; the first loads it."""
     from bstar.sim.engine import KernelEngine
 
-    advance, calls = KernelEngine.advance, []
+    advance = KernelEngine.advance
 
-    def stopped(self: KernelEngine, until_s: float) -> bool:
-        calls.append(until_s)
-        if len(calls) > 4:
-            raise KeyboardInterrupt
-        return advance(self, until_s)
+    def at(number: int) -> None:
+        calls: list[float] = []
 
-    bstar_json(*BASE, *LOAD)  # compiled and warm
-    monkeypatch.setattr(KernelEngine, "advance", stopped)
-    sheet = bstar_json(*BASE, *LOAD)
+        def stopped(self: KernelEngine, until_s: float) -> bool:
+            calls.append(until_s)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return advance(self, until_s)
+
+        monkeypatch.setattr(KernelEngine, "advance", stopped)
+
+    return at
+
+
+def test_an_interrupt_prints_what_happened(
+    bstar: Run, bstar_json: Run, interrupt: Callable[[int], None], tmp_path: Path
+) -> None:
+    interrupt(5)
+    sheet = bstar_json(*BASE, *LOAD, exit_code=130)
     assert sheet["interrupted"] is True
-    assert 0 < sheet["num_finished"] < 400
+    assert 0 < sheet["num_finished"] <= sheet["num_requests"] < 400
+    assert sheet["steady_state"] is None
+    assert sheet["steady"]["message"] is None
+    interrupt(5)
+    out = tmp_path / "r.csv"
+    done = bstar(*BASE, *LOAD, "--requests-out", str(out))
+    assert done.exit_code == 130
+    assert "interrupted: what happened so far" in done.stdout
+    assert "steady" not in done.stdout
+    assert len(out.read_text().splitlines()) == sheet["num_requests"] + 1  # those that were sent
+
+
+def test_an_interrupt_before_the_first_step_is_one_line(bstar: Run, interrupt: Callable[[int], None]) -> None:
+    for more in ((), ("--json",), ("--replicas", "2"), ("--replications", "2")):
+        interrupt(1)
+        done = bstar(*BASE, *LOAD, *more)
+        assert (done.exit_code, done.stdout, done.stderr) == (130, "", "interrupted before the first step\n")
+
+
+def test_an_interrupt_of_what_is_written_is_heard(bstar: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bstar.interfaces.cli.simulate._show", slow)
+    done = bstar(*BASE, *LOAD)
+    assert (done.exit_code, done.stderr) == (130, "interrupted before all was written\n")
+
+
+def test_an_interrupted_comparison_is_of_what_served_all(
+    bstar: Run, bstar_json: Run, monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[int], None]
+) -> None:
+    interrupt(5)
+    sheet = bstar_json(*BASE, *LOAD, "--compare", "static,continuous,unchunked", exit_code=130)
+    assert sheet["interrupted"] is True
+    assert list(sheet["runs"]) == ["static"]
+    assert sheet["left_out"] == ["continuous", "unchunked"]
+    assert sheet["gain"] == {}
+    interrupt(5)
+    done = bstar(*BASE, *LOAD, "--compare", "static,continuous")
+    assert done.exit_code == 130
+    assert "interrupted: without continuous" in done.stdout
+    interrupt(5)
+    none = bstar(*BASE, *LOAD, "--compare", "continuous,static")
+    assert (none.exit_code, none.stdout) == (130, "")
+    assert none.stderr == "interrupted before continuous had served all requests: nothing to compare\n"
+
+
+def test_interrupted_replications_are_the_whole_ones(
+    bstar: Run, bstar_json: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bstar.sim.run import simulate
+
+    numbers: list[int] = []
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        numbers.append(kwargs["seed"])
+        if len(numbers) == 3:
+            raise KeyboardInterrupt
+        return simulate(*args, **kwargs)
+
+    monkeypatch.setattr("bstar.sim.run.simulate", stopped)
+    sheet = bstar_json(*BASE, *LOAD, "--replications", "5", exit_code=130)
+    assert sheet["interrupted"] is True
+    assert sheet["replications"]["count"] == 2
+    assert sheet["num_finished"] == 400
+    numbers.clear()
+    done = bstar(*BASE, *LOAD, "--replications", "5")
+    assert done.exit_code == 130
+    assert "interrupted: 2 of 5 runs were whole" in done.stdout
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("--replicas", "100000"), "replicas: at most 1,024 engines"),
+    (("--prefill-replicas", "1", "--decode-replicas", "5000"), "decode replicas: at most 1,024 engines"),
+    (("--autoscale", "concurrency=20,max=100000"), "autoscale max: at most 1,024 engines"),
+    (("--autoscale", "concurrency=20,min=2000"), "autoscale min: at most 1,024 engines"),
+    (("--autoscale", "concurrency=0.001,interval=0"), "at most 60 engines"),
+    (("--requests-out", "same.json", "--trace-out", "./same.json"), "is also that of --requests-out"),
+    (("--trace-out", "x.csv"), "must end with .json"),
+    (("--series-points", "5"), "add --json"),
+    (("--series-points", "5", "--compare", "static,continuous", "--json"), "leave --requests-out"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_one_line(
+    bstar: Run, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], says: str
+) -> None:
+    if "at most 60" in says:  # where the autoscaler itself comes to the bound
+        monkeypatch.setattr("bstar.sim.cluster.fleet._MOST_ENGINES", 60)
+    done = bstar(*BASE, *LOAD, *args)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_trace_does_not_go_where_the_report_goes(more: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", "bstar.interfaces.cli", *BASE, *LOAD, *more, "--trace-out",
+                           "/dev/stdout"], capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --trace-out: '/dev/stdout' is where the report goes; give a file\n"
+
+
+def test_a_shared_text_without_a_cache_is_told(bstar: Run, bstar_json: Run) -> None:
+    prefix = ("--prefix", "400")
+    sheet = bstar_json(*BASE, *LOAD, *prefix, "--no-enable-prefix-caching")
+    assert any("computed anew" in note for note in sheet["notes"])
+    assert sheet["cached_tokens"] == 0
+    assert "computed anew" not in bstar(*BASE, *LOAD, *prefix).stderr
+
+
+def test_compiling_is_told_once_on_stderr(bstar: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba import njit
+
+    from bstar.sim import run
+
+    real = run.deployed_engine
+
+    def compiles(*args: Any) -> Any:
+        njit(lambda x: x + 1)(1)
+        njit(lambda x: x + 2)(1)
+        return real(*args)
+
+    monkeypatch.setattr(run, "deployed_engine", compiles)
+    assert bstar(*BASE, *LOAD).stderr.count("compiling the simulator, once on this machine") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,7 @@ _SILENT_S = 1.0
 _COMPILED_S = 3.0
 # Label and figure beside a picture.
 _MARGINS = 21
+_INTERRUPTED = 130
 
 
 @click.command("simulate", cls=SectionedCommand, epilog=_EPILOG)
@@ -85,73 +87,131 @@ def simulate(model_name: str | None, policy: str, compare: str | None, start: st
              requests_out: Path | None,
              trace_out: Path | None, series_points: int | None, as_json: bool, **options: Any) -> None:
     """Simulate an engine's scheduler, step by step, under a load: latencies, throughput, goodput, preemptions."""
-    from bstar.sim.export import check_request_path, check_trace_path, write_requests, write_trace
-    from bstar.sim.run import simulate as simulated
+    with _interruptible("before the first step"):
+        _check_outputs(requests_out, trace_out)
+        if series_points is not None and not as_json:
+            raise SpecError("--series-points: is a part of the JSON; add --json, or leave it out")
+        built = take_deployment(model_name, options)
+        slo, cluster = take_slo(options), take_cluster(options)
+        if cluster is not None:
+            cluster = linked(cluster, built)
+            if policy != "engine":
+                raise SpecError("--policy: several engines all serve in the engine's own way; leave --policy out")
+        if compare is not None and (requests_out or trace_out or series_points or replications > 1):
+            raise SpecError("--compare: leave --requests-out, --trace-out, --series-points and --replications out, it "
+                            "prints the gain")
+        load, given = take_traffic(
+            options, default_requests=FEWER_REQUESTS if _takes_every_step(built, policy) else DEFAULT_REQUESTS)
+        if start == "even":
+            load = _spread(built, load)
+        _warn_of(built, load, start)
+        if compare is not None:
+            _compare(built, load, slo, compare, cluster, as_json)
+            return
+        several = _run(built, load, given, slo, cluster, policy=policy, even=start == "even", count=replications)
+    with _interruptible("before all was written"):
+        result = several.results[0]
+        _write(result, requests_out, trace_out)
+        if as_json:
+            _print_sheet(built, load, several, cluster, series_points)
+        else:
+            _show(built, load, result, several)
+            for path in (requests_out, trace_out):
+                if path is not None:
+                    output.warn(f"wrote {path}")
+    if several.interrupted:
+        click.get_current_context().exit(_INTERRUPTED)
 
-    built = take_deployment(model_name, options)
-    slo, cluster = take_slo(options), take_cluster(options)
-    if cluster is not None:
-        cluster = linked(cluster, built)
-    load, given = take_traffic(
-        options, default_requests=FEWER_REQUESTS if _takes_every_step(built, policy) else DEFAULT_REQUESTS)
-    if start == "even":
-        load = _spread(built, load)
-    elif built.calibration is not None and load.concurrency is not None and _alike(load):
-        output.warn("clients that begin at once and get answers of one length stay in step; --start even spreads them, "
-                    "as bstar calibrate takes points without start: burst")
+
+@contextmanager
+def _interruptible(when: str) -> Iterator[None]:
+    """Ctrl-C where there is nothing to print: a line that says so, and the exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"interrupted {when}", err=True)
+        click.get_current_context().exit(_INTERRUPTED)
+
+
+def _check_outputs(requests_out: Path | None, trace_out: Path | None) -> None:
+    """Raises an error where a file cannot be written, before a run is spent on it."""
+    from bstar.sim.export import check_request_path, check_trace_path
+
     if requests_out is not None:
         check_request_path(requests_out)
     if trace_out is not None:
         check_trace_path(trace_out)
-    if cluster is not None and policy != "engine":
-        raise SpecError("--policy: several engines all serve in the engine's own way; leave --policy out")
-    if compare is not None:
-        if requests_out is not None or trace_out is not None or replications > 1:
-            raise SpecError("--compare: leave --requests-out, --trace-out and --replications out, it prints the gain")
-        _compare(built, load, slo, compare, cluster, as_json)
-        return
+    for flag, path in (("--requests-out", requests_out), ("--trace-out", trace_out)):
+        if path is not None and _is_stdout(path):
+            raise SpecError(f"{flag}: {str(path)!r} is where the report goes; give a file")
+    if requests_out is not None and trace_out is not None and requests_out.resolve() == trace_out.resolve():
+        raise SpecError(f"--trace-out: {str(trace_out)!r} is also that of --requests-out; give each a file of its own")
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether what is written to `path` comes out with the report."""
+    try:
+        return path.resolve() != Path(os.devnull) and os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):  # no such file yet, or no descriptor behind stdout
+        return False
+
+
+def _warn_of(built: Deployment, load: Traffic, start: str) -> None:
+    """What a user may not expect of this load on this deployment."""
+    if start == "burst" and built.calibration is not None and load.concurrency is not None and _alike(load):
+        output.warn("clients that begin at once and get answers of one length stay in step; --start even spreads them, "
+                    "as bstar calibrate takes points without start: burst")
+    if load.has_prefixes and not built.engine.enable_prefix_caching:
+        output.warn("prefix caching is off: text that prompts share is computed anew for each request")
+
+
+def _run(
+    built: Deployment, load: Traffic, given: dict[str, Any], slo: Slo | None, cluster: dict[str, Any] | None, *,
+    policy: str, even: bool, count: int,
+) -> Replications:  # fmt: skip
+    """The load once, or `count` times with other seeds."""
+    from bstar.sim.replicate import replicate
+    from bstar.sim.run import simulate as simulated
 
     def run(number: int) -> SimResult:
         seed = given["seed"] + number
         sent = load if number == 0 else build_traffic(given, seed=seed)
-        if number and start == "even":
+        if number and even:
             sent = _spread(built, sent)
-        with _progress(f"run {number + 1} of {replications}" if replications > 1 else "requests") as report:
+        with _progress(f"run {number + 1} of {count}" if count > 1 else "requests") as report:
             if cluster is not None:
                 from bstar.sim.cluster import simulate_cluster
 
                 return simulate_cluster(built, sent, seed=seed, slo=slo, progress=report, **cluster)
             return simulated(built, sent, seed=seed, slo=slo, policy=policy, progress=report)
 
-    several: Replications | None = None
-    if replications > 1:
-        from bstar.sim.replicate import replicate
+    return replicate(run, count)
 
-        several = replicate(run, replications)
-        result = several.results[0]
-    else:
-        result = run(0)
+
+def _write(result: SimResult, requests_out: Path | None, trace_out: Path | None) -> None:
+    from bstar.sim.export import write_requests, write_trace
+
     if requests_out is not None:
         write_requests(result, requests_out)
     if trace_out is not None:
         write_trace(result, trace_out)
-    if as_json:
-        from bstar.calibration.ranges import run_ranges, with_ranges
 
-        sheet: dict[str, Any] = with_ranges(result.to_dict(), run_ranges(built, result))
-        sheet |= {"load": describe_traffic(load), "deployment": describe(built)}
-        if cluster is not None:
-            sheet["cluster"] = _cluster_sheet(result)
-        if several is not None:
-            sheet["replications"] = several.to_dict()
-        if series_points is not None:
-            sheet["series"] = result.series(series_points).to_dict()
-        output.print_json(sheet)
-        return
-    _show(built, load, result, several)
-    for path in (requests_out, trace_out):
-        if path is not None:
-            output.warn(f"wrote {path}")
+
+def _print_sheet(
+    built: Deployment, load: Traffic, several: Replications, cluster: dict[str, Any] | None, series_points: int | None
+) -> None:
+    from bstar.calibration.ranges import run_ranges, with_ranges
+
+    result = several.results[0]
+    sheet: dict[str, Any] = with_ranges(result.to_dict(), run_ranges(built, result))
+    sheet |= {"load": describe_traffic(load), "deployment": describe(built), "interrupted": several.interrupted}
+    if cluster is not None:
+        sheet["cluster"] = _cluster_sheet(result)
+    if several.asked > 1:
+        sheet["replications"] = several.to_dict()
+    if series_points is not None:
+        sheet["series"] = result.series(series_points).to_dict()
+    output.print_json(sheet)
 
 
 def _alike(load: Traffic) -> bool:
@@ -171,7 +231,10 @@ def _spread(built: Deployment, load: Traffic) -> Traffic:
         raise SpecError("--start: is for --concurrency; an open loop has its own times")
     arrival = np.array(load.arrival_s, dtype=float)
     first = np.flatnonzero(~np.isnan(arrival))
-    request_s = simulated(built, load).summary.e2e_s.mean or 0.0
+    first_look = simulated(built, load)
+    if first_look.interrupted:
+        raise KeyboardInterrupt
+    request_s = first_look.summary.e2e_s.mean or 0.0
     arrival[first] = np.arange(first.size) * (request_s / max(first.size, 1))
     warm = load.warmup_requests or min(2 * load.concurrency, load.num_requests - 1)
     return replace(load, arrival_s=arrival, warmup_requests=warm)
@@ -195,29 +258,51 @@ def _takes_every_step(built: Deployment, policy: str) -> bool:
 
 def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, cluster: dict[str, Any] | None,
              as_json: bool) -> None:
-    from bstar.sim.compare import DISAGGREGATED, Comparison, serve_as, wanted_names
+    from bstar.sim.compare import DISAGGREGATED, compared, serve_as, wanted_names
 
     wanted = wanted_names(names.split(","), built.engine.name)
     if DISAGGREGATED in wanted and cluster is None:
         cluster = {}
-    results = []
-    for name in wanted:
+
+    def serve(name: str) -> SimResult:
         with _progress(name) as report:
-            results.append(serve_as(built, load, name, cluster=cluster, slo=slo, progress=report))
-    comparison = Comparison(names=wanted, results=tuple(results))
-    if as_json:
-        output.print_json(
-            comparison.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)})
-        return
-    _show_comparison(built, load, comparison)
+            return serve_as(built, load, name, cluster=cluster, slo=slo, progress=report)
+
+    comparison = compared(wanted, serve)
+    with _interruptible("before all was written"):
+        if as_json:
+            output.print_json(
+                comparison.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)})
+        elif comparison.results:
+            _show_comparison(built, load, comparison)
+        else:
+            click.echo(f"interrupted before {wanted[0]} had served all requests: nothing to compare", err=True)
+    if comparison.interrupted:
+        click.get_current_context().exit(_INTERRUPTED)
 
 
 @contextmanager
 def _progress(what: str) -> Iterator[Progress | None]:
-    """A bar on stderr in a terminal, once the run has taken a while; None elsewhere."""
-    if not sys.stderr.isatty():
-        yield None
-        return
+    """A bar on stderr in a terminal, once the run has taken a while; None elsewhere. Compiling is told anywhere."""
+    from bstar.sim.compiling import on_compile
+
+    said: list[bool] = []
+
+    def tell() -> None:
+        if not said:
+            said.append(True)
+            click.echo("note: compiling the simulator, once on this machine for each release (a minute)", err=True)
+
+    with on_compile(tell):
+        if sys.stderr.isatty():
+            with _bar(what) as report:
+                yield report
+        else:
+            yield None
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
     begun, shown = time.perf_counter(), 0.0
 
     def report(done: int, total: int, clock_s: float) -> None:
@@ -237,7 +322,7 @@ def _progress(what: str) -> Iterator[Progress | None]:
             click.echo("\r" + " " * 100 + "\r", nl=False, err=True)
 
 
-def _show(built: Deployment, load: Traffic, result: SimResult, several: Replications | None) -> None:
+def _show(built: Deployment, load: Traffic, result: SimResult, several: Replications) -> None:
     from bstar.calibration.ranges import run_ranges
 
     steady, summary = result.steadiness, result.summary
@@ -250,8 +335,10 @@ def _show(built: Deployment, load: Traffic, result: SimResult, several: Replicat
                        if result.timing.compile_s > _COMPILED_S else "")
                     + (f", {result.steps.replicas} engines" if result.steps.replicas > 1 else "")),
     ]
-    if result.interrupted:
-        parts.append(output.line("interrupted: what happened so far", style="yellow"))
+    if several.interrupted:
+        whole = 0 if result.interrupted else len(several.results)
+        so_far = f"{whole:,} of {several.asked:,} runs were whole" if whole else "what happened so far"
+        parts.append(output.line(f"interrupted: {so_far}", style="yellow"))
     if steady.message is not None:
         grave = steady.overload_fraction or result.left.size
         parts.append(output.line(steady.message, style="bold red" if grave else "yellow"))
@@ -273,12 +360,12 @@ def _refused(result: SimResult) -> str:
 
 
 def _latency_rows(
-    result: SimResult, several: Replications | None, ranges: Mapping[str, Range]
+    result: SimResult, several: Replications, ranges: Mapping[str, Range]
 ) -> list[tuple[str, ...]]:
     """A row for each latency; then the half width of a 95 % interval of the mean (what more requests would narrow),
     and where held-out measurements say that the mean lies (what the model cannot know better)."""
     summary, intervals = result.summary, result.steadiness.intervals
-    if several is not None:
+    if several.asked > 1:
         intervals = several.intervals
     rows = []
     for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s")):
@@ -367,8 +454,13 @@ def _show_comparison(built: Deployment, load: Traffic, comparison: Comparison) -
         output.line(f"  {load.name}: the same {load.num_requests:,} requests, {load.mean_input_tokens:,.0f} in / "
                     f"{load.mean_output_tokens:,.0f} out"),
         output.table(columns, rows),
-        output.line(f"better: times as good as {comparison.names[0]} (more per second, or less time)", style="dim"),
     ]
+    if comparison.interrupted:
+        parts.append(output.line(f"interrupted: without {', '.join(comparison.left_out)}, which did not serve them "
+                                 "all", style="yellow"))
+    if len(comparison.names) > 1:
+        parts.append(output.line(f"better: times as good as {comparison.names[0]} (more per second, or less time)",
+                                 style="dim"))
     for name, result in zip(comparison.names, comparison.results, strict=True):
         if result.steadiness.message is not None:
             parts.append(output.line(f"{name}: {result.steadiness.message}", style="yellow"))
