@@ -59,6 +59,8 @@ def test_data_parallel_of_experts_is_attention_dp() -> None:
     dense = build_deployment("qwen3-32b", "h100", dp=4).parallel
     assert (dense.dp, dense.attention_dp, dense.ep) == (4, 1, 1)
     assert build_deployment("qwen3-30b-a3b", "h100", tp=4, ep=2).parallel.moe_tp == 2
+    with pytest.raises(SpecError, match=r"attention_dp: .*no experts that ranks could share; say --dp 2"):
+        build_deployment("llama-3.1-8b", "h100", attention_dp=2)
 
 
 @pytest.mark.parametrize(("flags", "word"), [

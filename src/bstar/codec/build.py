@@ -108,7 +108,9 @@ def build_deployment(
         get_device(gpu) if isinstance(gpu, str) else gpu, memory_bytes=gpu_memory_bytes,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s, price_usd_per_hour=price_usd_per_hour)
     spec, notes = _without_bf16(spec, device, asked=dtype)
-    name, _, version = engine.partition("@")
+    name, at, version = engine.partition("@")
+    if at and not version:
+        raise SpecError(f"engine: {engine!r} names no version after the @; say {name}@0.12.0, or {name} for the newest")
     kind = _attention_kind(spec)
     defaults = engine_defaults(
         name, version or None, device, world_size=max(1, tp * pp), attention_dp=max(1, attention_dp),
@@ -228,6 +230,9 @@ def _parallel(
             raise SpecError("dp: give --dp or --attention-dp, not both: vLLM's --data-parallel-size of a MoE model "
                             "is data-parallel attention over shared experts")
         dp, attention_dp = 1, dp
+    if attention_dp > 1 and engine == "vllm" and not model.is_moe:
+        raise SpecError(f"attention_dp: {model.name} has no experts that ranks could share; say --dp {attention_dp} "
+                        "for copies behind one endpoint")
     if engine in ("llamacpp", "transformers") and tp * attention_dp * dp > 1:
         raise SpecError(f"tp: {engine} holds layers on each GPU in turn; say --pp {tp * attention_dp * dp} instead")
     if engine == "trtllm" and attention_dp > 1 and tp > 1:

@@ -91,6 +91,8 @@ def _bandwidth(text: str, *, field: str) -> float:
     found = units.parse_bytes(size, field=field)
     if not size.strip()[-1:].isalpha():
         raise UnitError(f"{field}: {text.strip()} has no unit; say {size}TB/s or {size}GB/s")
+    if size.strip()[-2:-1].isupper() and size.strip().endswith("b"):  # Tb/s, as links are named in
+        raise UnitError(f"{field}: {text.strip()} reads as bits; say bytes, an eighth of it: {found / 8e12:.4g}TB/s")
     return float(found)
 
 
