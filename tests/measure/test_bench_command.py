@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -117,6 +118,25 @@ def test_a_signal_ends_the_run_and_keeps_it(how, tmp_path):
 
 
 @slow
+def test_a_signal_before_the_first_answer_is_one_line_and_no_folder(tmp_path):
+    async def never(answer, body):
+        if len(server.bodies) > 1:  # after the probe
+            await asyncio.sleep(60)
+        await good(answer, body)
+
+    with FakeServer(never) as server:
+        process = start("--url", server.url, "--input", "10", "--output", "4", "--rate", "20", "--num-requests", "400",
+                        cwd=tmp_path)
+        while len(server.bodies) < 4 and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, err.strip()) == ("", "error: interrupted: nothing was measured, nothing is kept")
+    assert list(tmp_path.iterdir()) == []
+
+
+@slow
 def test_running_out_of_files_is_the_clients_fault(tmp_path):
     """60 streams with room for fewer descriptors: the run ends, says so, and is no result (exit code 1)."""
     async def slow(answer, body):
@@ -224,6 +244,17 @@ def test_a_key_that_no_header_can_hold_is_one_line_without_it(key, tmp_path):
     (("--url", "http://x", "--input", "3", "--output", "2", "--concurrency", "20000000"), "--concurrency"),
     (("--url", "http://x", "--input", "3", "--output", "2", "--rate", "1", "--num-requests", "9" * 20), "--num-req"),
     (("--url", "http://x", "--input", "3", "--output", "2", "--rate", "5", "--duration", "1e12s"), "--duration"),
+    (("--url", "http://x", "--input", "0", "--output", "2", "--rate", "5"), "error: --input: "),
+    (("--url", "http://x", "--input", "3", "--output", "uniform:9-2", "--rate", "5"), "error: --output: "),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--rate-curve", "up"), "error: --rate-curve: "),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--concurrency", "2", "--think", "x"), "error: --think: "),
+    (("--url", "http://x", *LOAD, "--warmup-requests", "500"), "error: --warmup-requests: "),
+    (("--url", "http://x", "--trace", "no-such.csv"), "error: --trace: "),
+    (("--url", "http://x", "--rate", "3", "--dataset", "no-such.json"), "error: --dataset: "),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--concurrency", "2", "--max-in-flight", "1"),
+     "error: --max-in-flight: "),
+    (("--url", "http://x", "--input", "3", "--output", "2", "--sweep", "concurrency=1,2", "--max-in-flight", "1"),
+     "error: --max-in-flight: "),
 ])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said, tmp_path, monkeypatch):
     from click.testing import CliRunner

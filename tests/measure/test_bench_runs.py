@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from bstar.measure import (
     read_run,
 )
 from bstar.measure.contents import Contents, Vocabulary, expected_cached_fraction
+from bstar.measure.datasets import read_dataset
 from bstar.measure.health import judge
 from bstar.measure.job import Job, owners, split
 from bstar.measure.repeats import parse_precision, repeat
@@ -284,7 +286,7 @@ def test_a_client_that_is_held_up_refuses_its_own_run(monkeypatch):
 
 def test_repeated_until_the_figure_is_known():
     class Run:
-        interrupted = False
+        interrupted = stop_asked = holds_nothing = False
 
         def __init__(self, value):
             self.value = value
@@ -303,9 +305,44 @@ def test_repeated_until_the_figure_is_known():
     assert (before.reached, len(before.runs)) == (None, len(used) - 1)
     hopeless = repeat(lambda n: Run(10.0 + n % 2), precision=parse_precision("ttft_s.p99=0.01%", most_runs=4))
     assert (len(hopeless.runs), hopeless.reached) == (4, False)
+
+    def pressed(number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return Run(values[number])
+
+    cut = repeat(pressed, runs=5)
+    assert (len(cut.runs), cut.interrupted) == (2, True)
+    with pytest.raises(KeyboardInterrupt):
+        repeat(lambda n: pressed(2), runs=5)
     for text in ("tpot_s", "tpot_s=x", "magic=2%", "tpot_s.p42=2%", "tpot_s=200%"):
         with pytest.raises(SpecError, match="--until"):
             parse_precision(text)
+
+
+def test_repeated_runs_say_which_is_no_result():
+    runs = [SimpleNamespace(interrupted=False, stop_asked=False, holds_nothing=False,
+                            verdict=SimpleNamespace(reasons=reasons)) for reasons in ((), ("too late",), ())]
+    assert repeat(lambda n: runs[n], runs=3).reasons == ("run 2: too late",)
+
+
+def test_lengths_of_a_file_without_a_tokenizer_are_guesses_and_said_to_be(tmp_path):
+    """Words of one letter: a token for four characters is half of what this server counts."""
+    file = tmp_path / "share.json"
+    file.write_text(json.dumps([{"conversations": [{"from": "human", "value": "a " * 20 + "b"},
+                                                   {"from": "gpt", "value": "c d e f g h"}]}] * 3))
+    data = read_dataset(file)
+    with FakeServer(good) as server:
+        ready = prepare(parse_endpoint(server.url), given=data.prompts)
+        found = bench(ready, data.load(closed_loop(1, 1, 1, 6)),
+                      RunOptions(workers=0, settings={"dataset": data.to_dict()}))
+    assert found.mean_tokens == (21.0, 3.0)
+    assert any("prompts are 21 tokens on average where 10 were asked for" in note and "--tokenizer" in note
+               for note in found.verdict.notes)
+    assert any("3 answers of the file are text" in note and "--tokenizer" in note for note in found.verdict.notes)
+    file.write_text('{"prompt_token_ids": [5, 6, 7], "output_tokens": 2}\n')
+    exact = read_dataset(file)
+    assert exact.to_dict()["guessed_answers"] == 0
 
 
 def test_figures_against_vllms_client_differ_by_the_role_chunk_alone():

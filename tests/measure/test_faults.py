@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import ssl
 import threading
 import time
@@ -16,9 +17,19 @@ import pytest
 from fake_server import Answer, FakeServer, choice, delta, good, usage
 
 from bstar.errors import ConfigError
-from bstar.measure import BodyOptions, RunOptions, ServerError, Timeouts, bench, parse_endpoint, prepare, read_run
+from bstar.measure import (
+    BodyOptions,
+    Observation,
+    RunOptions,
+    ServerError,
+    Timeouts,
+    bench,
+    parse_endpoint,
+    prepare,
+    read_run,
+)
 from bstar.measure.connection import Pool
-from bstar.measure.folder import RunFolder, recover
+from bstar.measure.folder import RunFolder, recover, runs_in
 from bstar.traffic import closed_loop, constant, poisson
 
 HERE = Path(__file__).parent
@@ -234,6 +245,19 @@ def test_a_closed_loop_ends_where_nothing_listens_any_more(monkeypatch):
     run = bench(ready, closed_loop(2, 8, 2, 1000), RunOptions(workers=0))
     assert 2 <= len(run.table) < 1000
     assert "requests failed" in run.verdict.reasons[0] or "no request" in run.verdict.reasons[0]
+    assert (f"the server refused {len(run.table)} connections in a row: {1000 - len(run.table)} requests were not sent"
+            in run.verdict.reasons)
+
+
+def test_what_was_not_sent_has_its_reason():
+    from bstar.traffic import sessions
+
+    stopped = measured(good, closed_loop(2, 8, 2, 10_000), stop_after_s=0.2)
+    left = 10_000 - len(stopped.table)
+    assert f"{left:,} requests were not sent: --stop-after ended the load" in stopped.verdict.notes
+    broken = measured(fail_500, sessions(50, 3, 8, 2, 4), api="chat")
+    assert "8 requests were not sent: their conversations broke off at a turn that failed" in broken.verdict.notes
+    assert not any("not sent" in note for note in measured(good).verdict.notes)
 
 
 def test_wrong_counts_are_reported():
@@ -291,8 +315,28 @@ def test_tls_that_cannot_be_verified_is_refused_and_may_be_allowed():
     assert errors(run) == {"tls": 12}
     assert run.exit_code == 1
     assert errors(measured(good, context=context, verify=False)) == {}
-    with FakeServer(good, context=context) as server, pytest.raises(ServerError, match="TLS"):
+    with FakeServer(good, context=context) as server, pytest.raises(ServerError, match=r"TLS.*--ca-file.*--insecure"):
         prepare(parse_endpoint(server.url, model="fake"))
+
+
+def test_https_to_a_server_without_tls_says_what_to_do():
+    """One that answers the handshake with "400 Bad Request", as servers do."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def answer():
+            while True:
+                try:
+                    with listener.accept()[0] as link:
+                        if link.recv(1000):
+                            link.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(ServerError, match="does not speak TLS there: use http://"):
+            prepare(parse_endpoint(f"https://127.0.0.1:{listener.getsockname()[1]}"))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
 
 
 def test_running_out_of_ports_is_the_clients_fault(monkeypatch):
@@ -341,6 +385,41 @@ def test_ctrl_c_keeps_what_was_measured(workers, tmp_path):
     kept = read_run(tmp_path / "run")
     assert kept.summary["interrupted"]
     assert len(kept.table) == len(run.table)
+
+
+def test_ctrl_c_before_the_first_answer_leaves_no_folder(tmp_path):
+    async def never(answer, body):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(30)
+
+    run = measured(never, constant(30, 8, 4, 30), out=tmp_path / "new" / "run")
+    assert run.interrupted
+    assert run.holds_nothing
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_after_the_last_answer_loses_nothing_and_is_told(tmp_path):
+    """While the run is written: it is whole, and whoever measures more is told to end."""
+    class Watch:
+        def start(self, origin_s):
+            pass
+
+        def stop(self):
+            signal.raise_signal(signal.SIGINT)
+            return Observation(name="watched", summary={})
+
+    run = measured(good, out=tmp_path / "run", observers=(Watch(),))
+    assert (run.interrupted, run.stop_asked) == (False, True)
+    assert len(read_run(tmp_path / "run").table) == 12
+    assert not measured(good).stop_asked
+
+
+def test_a_run_that_was_killed_before_the_first_answer_is_named(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({}, {}, poisson(10, 8, 4, 5), 0.0)
+    for read in (read_run, runs_in):
+        with pytest.raises(ConfigError, match="broke off before the first answer"):
+            read(tmp_path / "run.partial")
 
 
 @pytest.mark.slow

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import pytest
+from fake_server import FakeServer, good
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.errors import SpecError
+from bstar.interfaces.cli.bench_sweep import run_sweep
+from bstar.measure import RunOptions, bench, parse_endpoint, prepare
 from bstar.measure.sweeps import Point, SweepPlan, boundary_of, knee_of, parse_sweep, sweep
 
 
@@ -119,3 +125,27 @@ def test_sweeps_are_written_so(text, loads, search):
 def test_sweeps_that_are_not_understood_are_refused(text):
     with pytest.raises((SpecError, Exception), match=r"--sweep"):
         parse_sweep(text)
+
+
+@pytest.mark.parametrize("slo", [None, "ttft=5s"])
+def test_ctrl_c_between_loads_says_what_was_whole_and_how_to_go_on(slo, tmp_path, capsys):
+    """And without an SLO nothing is said of one."""
+    from bstar.specs.slo import parse_slo
+    from bstar.traffic import closed_loop
+
+    loads = SimpleNamespace(at=lambda axis, load: closed_loop(int(load), 8, 2, 4), asked=lambda axis: {})
+
+    def one_run(server, traffic, how, out, what):
+        if traffic.concurrency == 4:
+            raise KeyboardInterrupt
+        return bench(server, traffic, how, out=out)
+
+    limits = None if slo is None else parse_slo(slo)
+    with FakeServer(good) as fake:
+        code = run_sweep(prepare(parse_endpoint(fake.url)), loads, RunOptions(slo=limits, workers=0),
+                         parse_sweep("concurrency=1,2,4"), limits, tmp_path / "s", False, one_run)
+    said = capsys.readouterr().out
+    assert code == 130
+    assert f"--out {tmp_path / 's'} and --resume" in " ".join(said.split())
+    assert [p["load"] for p in json.loads((tmp_path / "s" / "sweep.json").read_text())["points"]] == [1, 2]
+    assert ("goodput" in said, "in SLO" in said) == (slo is not None, slo is not None)

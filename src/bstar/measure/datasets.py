@@ -40,6 +40,7 @@ class Dataset:
 
     input_tokens, output_tokens   shape (n,); output_tokens is 0 where the file does not say
     exact    whether they are counted by a tokenizer
+    texts    answers that the file gives as text
     skipped  entries without a prompt and an answer
     """
 
@@ -48,6 +49,7 @@ class Dataset:
     input_tokens: Ints
     output_tokens: Ints
     exact: bool
+    texts: int = 0
     skipped: int = 0
 
     def load(self, arrivals: Traffic, *, output_tokens: int | None = None) -> Traffic:
@@ -60,9 +62,14 @@ class Dataset:
         answers = self.output_tokens[index]
         if (answers == 0).any():
             if output_tokens is None:
-                raise ConfigError(f"data set: {self.name} does not say how long answers are; give --output")
+                raise ConfigError(f"--dataset: {self.name} does not say how long answers are; give --output")
             answers = np.where(answers == 0, output_tokens, answers)
         return replace(arrivals, input_tokens=self.input_tokens[index], output_tokens=answers, source=self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is told about it beside a run."""
+        return {"name": self.name, "prompts": len(self.prompts), "skipped": self.skipped, "exact": self.exact,
+                "guessed_answers": 0 if self.exact else self.texts}
 
 
 def read_dataset(path: str | Path, *, tokenizer: Tokenizer | None = None) -> Dataset:
@@ -73,7 +80,7 @@ def read_dataset(path: str | Path, *, tokenizer: Tokenizer | None = None) -> Dat
     prompts: list[Given] = []
     inputs: list[int] = []
     outputs: list[int] = []
-    skipped = 0
+    texts = skipped = 0
     for number, row in rows:
         found = _entry(row, file, number)
         if found is None:
@@ -82,13 +89,14 @@ def read_dataset(path: str | Path, *, tokenizer: Tokenizer | None = None) -> Dat
         given, answer = found
         prompts.append(given)
         inputs.append(max(_length(given, count), 1))
+        texts += isinstance(answer, str)
         outputs.append(answer if isinstance(answer, int) else max(count(answer), 1))
     if not prompts:
-        raise ConfigError(f"data set: {file} holds no prompt; write JSON lines with a prompt, or ShareGPT's JSON")
+        raise ConfigError(f"--dataset: {file} holds no prompt; write JSON lines with a prompt, or ShareGPT's JSON")
     return Dataset(
         name=file.name, prompts=tuple(prompts), input_tokens=np.asarray(inputs, dtype=np.int64),
         output_tokens=np.asarray(outputs, dtype=np.int64), exact=tokenizer is not None and tokenizer.exact,
-        skipped=skipped,
+        texts=texts, skipped=skipped,
     )  # fmt: skip
 
 
@@ -96,7 +104,7 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
     """(line or entry number, object)."""
     try:
         if file.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"data set: {file} is larger than 4 GB; cut it")
+            raise ConfigError(f"--dataset: {file} is larger than 4 GB; cut it")
         with _opened(file) as lines:
             first = lines.read(1)
             while first.isspace():
@@ -110,12 +118,12 @@ def _rows(file: Path) -> Iterator[tuple[int, Any]]:
                     try:
                         yield number, json.loads(line)
                     except ValueError:
-                        raise ConfigError(f"data set: {file} line {number}: is no JSON; write one object a line"
+                        raise ConfigError(f"--dataset: {file} line {number}: is no JSON; write one object a line"
                                           ) from None
     except OSError as error:
-        raise ConfigError(f"data set: {file}: {error.strerror or error}") from None
+        raise ConfigError(f"--dataset: {file}: {error.strerror or error}") from None
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"data set: {file} cannot be read as JSON ({str(error).splitlines()[0]})") from None
+        raise ConfigError(f"--dataset: {file} cannot be read as JSON ({str(error).splitlines()[0]})") from None
 
 
 def _opened(file: Path) -> TextIO:
@@ -127,7 +135,7 @@ def _opened(file: Path) -> TextIO:
 def _entry(row: Any, file: Path, number: int) -> tuple[Given, int | str] | None:
     """(prompt, tokens or text of the answer; 0 unknown); None for a conversation without both."""
     if not isinstance(row, dict):
-        raise ConfigError(f"data set: {file} entry {number}: is no object")
+        raise ConfigError(f"--dataset: {file} entry {number}: is no object")
     turns = row.get("conversations", row.get("conversation"))
     if isinstance(turns, list):
         return _first_pair(turns)
@@ -140,7 +148,7 @@ def _entry(row: Any, file: Path, number: int) -> tuple[Given, int | str] | None:
             return Given(ids=tuple(value)), answer
     if isinstance(prompt, str) and prompt:
         return Given(text=prompt), answer
-    raise ConfigError(f"data set: {file} entry {number}: has neither prompt, messages nor prompt_token_ids")
+    raise ConfigError(f"--dataset: {file} entry {number}: has neither prompt, messages nor prompt_token_ids")
 
 
 def _answer(row: dict[str, Any], file: Path, number: int) -> int | str:
@@ -149,7 +157,7 @@ def _answer(row: dict[str, Any], file: Path, number: int) -> int | str:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"data set: {file} entry {number}: {key} must be a whole number of at least 1, "
+            raise ConfigError(f"--dataset: {file} entry {number}: {key} must be a whole number of at least 1, "
                               f"is {value!r}")
         return value
     for key in ("completion", "output", "answer"):

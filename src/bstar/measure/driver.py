@@ -61,6 +61,7 @@ class Driver:
         self._answers: dict[int, Answer] = {}
         self._failures_in_a_row = 0
         self._refused_since_s = math.inf
+        self._refused_in_a_row = self._gave_up_after = 0
         self._stopping = False
         self._gone: set[int] = set()  # requests whose body is not needed any more
         self._over: asyncio.Future[None] | None = None
@@ -133,7 +134,8 @@ class Driver:
             self._pool.close()
             self._flush()
             gc.unfreeze()
-        return {**monitor.report(), "opened": self._pool.opened, "ended_s": now()}
+        return {**monitor.report(), "opened": self._pool.opened, "ended_s": now(),
+                "refused_in_a_row": self._gave_up_after}
 
     def stop(self) -> None:
         """Send nothing more and give up what is in flight."""
@@ -235,9 +237,12 @@ class Driver:
             self._failures_in_a_row += 1
         else:
             self._failures_in_a_row = 0
-        self._refused_since_s = min(self._refused_since_s, outcome.end_s) if outcome.error == "refused" else math.inf
+        refused = outcome.error == "refused"
+        self._refused_since_s = min(self._refused_since_s, outcome.end_s) if refused else math.inf
+        self._refused_in_a_row = self._refused_in_a_row + 1 if refused else 0
         self._answered(outcome)
         if self._closed and outcome.end_s - self._refused_since_s > _GONE_S:
+            self._gave_up_after = self._refused_in_a_row
             self._stop_sending()
         if not self.job.keep_text:
             outcome.text = None

@@ -52,6 +52,23 @@ def of_exception(error: BaseException) -> tuple[str, str]:
     return "connect", text
 
 
+# How OpenSSL's versions say that what came back is no TLS record.
+_NO_TLS: Final = ("wrong version number", "http request", "unknown protocol", "record layer failure",
+                  "packet length too long", "unexpected message")
+
+
+def tls_remedy(error: BaseException) -> str:
+    """What to do about a failed handshake: "; use http://…" or another; "" for what is none."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "; give its certificates with --ca-file, or take any with --insecure"
+    text = str(error).lower().replace("_", " ")
+    if isinstance(error, ssl.SSLError) and any(words in text for words in _NO_TLS):
+        return "; the server does not speak TLS there: use http:// in --url"
+    if isinstance(error, TimeoutError) and "handshake" in text:
+        return "; it may not speak TLS there: try http:// in --url"
+    return ""
+
+
 def meaning(kind: str) -> str:
     """What a kind says, in a few words."""
     if kind.startswith("http_"):

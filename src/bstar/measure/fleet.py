@@ -50,6 +50,8 @@ class FleetReport:
     offsets        of each worker's clock
     lags_s, cpus   of each worker that ended
     lost           workers that died
+    refused_in_a_row   connections that were refused one after another until the clients of a closed loop gave up
+    stop_asked     Ctrl-C came after the last answer
     """
 
     origin_s: float
@@ -59,6 +61,8 @@ class FleetReport:
     opened: int = 0
     lost: list[int] = field(default_factory=list)
     interrupted: bool = False
+    refused_in_a_row: int = 0
+    stop_asked: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +87,7 @@ class ProcessWorker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bstar.measure.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            process_group=0,  # Ctrl-C of a terminal is for the parent, also while the worker still starts
         )  # fmt: skip
 
     def prepare(self, job: Job) -> None:
@@ -150,6 +155,7 @@ def run_jobs(
     A first Ctrl-C stops the workers and keeps what they have; a second one leaves them.
     """
     workers: list[Worker] = []
+    report: FleetReport | None = None
     try:
         for job in jobs:  # one by one: those that started are ended below
             workers.append(make(job.worker))  # noqa: PERF401
@@ -166,22 +172,28 @@ def run_jobs(
         _gather(workers, inbox, report, on_rows, on_progress, Progress(total=total))
         return report
     finally:
-        with uninterrupted():
+        with uninterrupted() as pressed:
             for worker in workers:
                 worker.kill()
+        if report is not None:
+            report.stop_asked = bool(pressed)
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A further Ctrl-C does not lose what the first one kept."""
+def uninterrupted() -> Iterator[list[int]]:
+    """Ctrl-C does not end the block and lose what it keeps. The signals that came are in the list, for who goes on."""
+    pressed: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield pressed
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # SIGTERM too where it is taken for Ctrl-C.
+    names = [n for n in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(n))]
+    handlers = {name: signal.signal(name, lambda number, _: pressed.append(number)) for name in names}
     try:
-        yield
+        yield pressed
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
 
 
 def _gather(
@@ -237,6 +249,7 @@ def note_end(report: FleetReport, seen: dict[str, Any]) -> None:
     report.lags_s.append(np.asarray(seen["lag_s"], dtype=float))
     report.cpus.append(np.asarray(seen["cpu_fraction"], dtype=float))
     report.opened += int(seen["opened"])
+    report.refused_in_a_row += int(seen["refused_in_a_row"])
 
 
 def run_here(

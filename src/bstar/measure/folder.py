@@ -58,6 +58,7 @@ class RunFolder:
         for place in (self.final, self.path):
             if place.exists():
                 raise SpecError(f"--out: {place} exists; choose another name")
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         try:
             self.path.mkdir(parents=True)
         except OSError as error:
@@ -121,8 +122,14 @@ class RunFolder:
         return self.final
 
     def discard(self) -> None:
-        """Remove a folder of a run that never began."""
+        """Remove the folder of a run that holds nothing, and those above that were made for it alone."""
+        if self._journal is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
         shutil.rmtree(self.path, ignore_errors=True)
+        for place in self._made[1:]:
+            with contextlib.suppress(OSError):
+                place.rmdir()
 
     def json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file."""
@@ -170,6 +177,7 @@ def read_run(path: str | Path) -> RecordedRun:
     folder = Path(path)
     if is_unfinished(folder):
         return _unfinished(folder)
+    _check_begun(folder)
     if not (folder / "requests.parquet").is_file():
         raise ConfigError(f"run: {folder} is no folder of bstar bench (no requests.parquet in it)")
     summary = _read_json(folder / "summary.json")
@@ -233,6 +241,7 @@ def runs_in(path: str | Path) -> list[Path]:
     folder = Path(path)
     if is_run(folder):
         return [folder]
+    _check_begun(folder)
     try:
         inside = sorted((p for p in folder.iterdir() if is_run(p) and not p.name.endswith(PARTIAL)), key=_in_order)
     except OSError as error:
@@ -240,6 +249,12 @@ def runs_in(path: str | Path) -> list[Path]:
     if not inside:
         raise ConfigError(f"run: {str(folder)!r} is no folder of bstar bench, and none is in it")
     return inside
+
+
+def _check_begun(folder: Path) -> None:
+    """Raises ConfigError for what a run leaves that was killed before its first answer."""
+    if (folder / "journal.json").is_file() and not (folder / "requests.journal").is_file():
+        raise ConfigError(f"run: {str(folder)!r} broke off before the first answer: it holds nothing; remove it")
 
 
 def is_run(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from bstar.measure.connection import Pool
 from bstar.measure.contents import Prompt, Vocabulary
 from bstar.measure.endpoint import Endpoint
 from bstar.measure.exchange import Exchange
-from bstar.measure.failures import meaning, of_exception
+from bstar.measure.failures import meaning, of_exception, tls_remedy
 from bstar.measure.job import TextSource
 from bstar.measure.keys import hide
 from bstar.measure.outcome import Outcome
@@ -192,7 +192,7 @@ def identify(endpoint: Endpoint) -> ServerFacts:
         version = get_json(endpoint, "/version")[1]
     except (OSError, http.client.HTTPException) as error:
         kind, text = of_exception(error)
-        raise ServerError(f"server: {endpoint.url} {meaning(kind)} ({text})") from None
+        raise ServerError(f"server: {endpoint.url}: {meaning(kind)} ({text}){tls_remedy(error)}") from None
     if status in (401, 403):
         raise ServerError(f"server: {endpoint.url} answers with status {status}: the API key is missing or wrong; put "
                           "it into the environment (OPENAI_API_KEY, or --api-key-env NAME)")

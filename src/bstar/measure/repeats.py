@@ -41,12 +41,20 @@ class Repeated:
     """Runs of one load, and what they say together.
 
     reached   whether the interval is as narrow as asked; None: none was asked for
+    interrupted   whether Ctrl-C ended them; the last run may be cut off, or be whole
     """
 
     runs: tuple[BenchRun, ...]
     precision: Precision | None
     interval: Interval | None
     reached: bool | None
+    interrupted: bool = False
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why runs are no results of the server; each says which run."""
+        return tuple(f"run {number}: {reason}" for number, run in enumerate(self.runs, start=1)
+                     for reason in run.verdict.reasons)
 
     def to_dict(self) -> dict[str, Any]:
         figures = {}
@@ -83,18 +91,32 @@ def parse_precision(text: str, *, most_runs: int = 10) -> Precision:
 
 
 def repeat(run: Callable[[int], BenchRun], *, runs: int = 1, precision: Precision | None = None) -> Repeated:
-    """`run(number)` so many times, or until the precision is reached; ends early with a run that was interrupted."""
+    """`run(number)` so many times, or until the precision is reached; Ctrl-C ends it early.
+
+    A run that was interrupted counts if it holds an answer. Raises KeyboardInterrupt where no run does.
+    """
     done: list[BenchRun] = []
     interval: Interval | None = None
     reached: bool | None = None
+    interrupted = False
     most = runs if precision is None else max(precision.most_runs, runs)
     for number in range(most):
-        done.append(run(number))
+        try:
+            found = run(number)
+        except KeyboardInterrupt:
+            interrupted = True
+            break
+        interrupted = found.interrupted or found.stop_asked
+        if found.holds_nothing:
+            break
+        done.append(found)
         if precision is not None:
             values = [v for r in done if (v := r.figure(precision.figure)) is not None]
             interval = replications(values, confidence=precision.confidence)
             width = interval.relative_half_width
             reached = len(done) >= LEAST_RUNS and width is not None and width <= precision.relative
-        if done[-1].interrupted or (reached and len(done) >= runs):
+        if interrupted or (reached and len(done) >= runs):
             break
-    return Repeated(runs=tuple(done), precision=precision, interval=interval, reached=reached)
+    if not done:
+        raise KeyboardInterrupt
+    return Repeated(runs=tuple(done), precision=precision, interval=interval, reached=reached, interrupted=interrupted)

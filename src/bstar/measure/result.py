@@ -57,7 +57,8 @@ class BenchRun:
     config, environment   what was asked for, and where it ran, as JSON
     observations   what others watched meanwhile (server counters, telemetry)
     prefix_hit_fraction   prompt tokens that the server found in its cache, of all that it looked up; None: unknown
-    lost_rows   whether rows of some worker are missing
+    refused_in_a_row   connections that were refused until the clients of a closed loop gave up; 0: they did not
+    stop_asked  Ctrl-C came after the last answer: this run is whole, and none should follow
     """
 
     table: RequestTable
@@ -76,6 +77,8 @@ class BenchRun:
     max_error_fraction: float = 0.05
     allow_client_limited: bool = False
     connections_opened: int = 0
+    refused_in_a_row: int = 0
+    stop_asked: bool = False
 
     @cached_property
     def measured(self) -> RequestTable:
@@ -100,6 +103,19 @@ class BenchRun:
     def summary_for(self, slo: Slo | None) -> RunSummary:
         """The metrics against another SLO."""
         return summarize(self.records, self.gaps, slo)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether it was interrupted before any request came to an end of its own."""
+        return self.interrupted and bool((self.table.error == "interrupted").all())
+
+    @cached_property
+    def mean_tokens(self) -> tuple[float, float]:
+        """(prompt, answer) tokens of a whole answer on average, as the server counted them; as asked without any."""
+        good = self.measured.succeeded
+        if not good.any():
+            return self.traffic.mean_input_tokens, self.traffic.mean_output_tokens
+        return float(self.measured.input_tokens[good].mean()), float(self.measured.output_tokens[good].mean())
 
     @cached_property
     def from_intended(self) -> RunSummary:

@@ -111,7 +111,7 @@ def bench(
 ) -> BenchRun:
     """Send `traffic` and wait for every answer; with `out` write the run's folder.
 
-    Ctrl-C ends it early: the run that is returned says so, and is written all the same.
+    Ctrl-C ends it early: the run that is returned says so, and is written all the same if it holds an answer.
     Raises SpecError where a request is longer than the server takes, ConfigError where `out` cannot be made.
     """
     session = _Session(server, traffic, options if options is not None else RunOptions(), out)
@@ -120,13 +120,16 @@ def bench(
     try:
         report = _send(session.job, options, session.take, session.start)
     except BaseException:
-        session.stop()
-        session.abandon()
+        with uninterrupted():
+            session.stop()
+            session.abandon()
         raise
-    with uninterrupted():
+    with uninterrupted() as pressed:
         session.stop()
         after = options.counters.read() if options.counters is not None else None
-        return session.result(report, hit_fraction(before, after))
+        run = session.result(report, hit_fraction(before, after))
+    asked = bool(pressed or report.stop_asked) and not run.interrupted
+    return replace(run, stop_asked=True) if asked else run
 
 
 class _Session:
@@ -173,8 +176,8 @@ class _Session:
             self.observations = tuple(observer.stop() for observer in self.options.observers)
 
     def abandon(self) -> None:
-        """The run never began, or broke off by a bug: what has been journaled stays."""
-        if self.folder is not None and not self.started:
+        """The run never began, or broke off: what has been journaled stays, a folder without an answer does not."""
+        if self.folder is not None and not self.rows:
             self.folder.discard()
 
     def result(self, report: FleetReport, hits: float | None) -> BenchRun:
@@ -193,9 +196,11 @@ class _Session:
             prefix_hit_fraction=_cached(table, hits),
             expected_hit_fraction=expected_cached_fraction(traffic) if self.server.given is None else 0.0,
             max_error_fraction=options.max_error_fraction, allow_client_limited=options.allow_client_limited,
-            connections_opened=report.opened,
+            connections_opened=report.opened, refused_in_a_row=report.refused_in_a_row,
         )  # fmt: skip
-        if self.folder is not None:
+        if self.folder is not None and run.holds_nothing:
+            self.folder.discard()
+        elif self.folder is not None:
             self.folder.finish(run, run.to_dict())
             run = replace(run, write_error=self.folder.error)
         return run

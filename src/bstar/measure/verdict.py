@@ -45,12 +45,15 @@ def judge_run(run: BenchRun) -> Verdict:
         reasons.append("no request got a whole answer")
     elif failed > run.max_error_fraction * counted:
         reasons.append(f"{failed} of {counted} requests failed, more than {run.max_error_fraction:.0%}")
+    if run.refused_in_a_row:
+        reasons.append(f"the server refused {run.refused_in_a_row:,} connections in a row: {_unsent(run)}")
     reasons += run.health.limited
     for kind in sorted(set(table.error.tolist()) - {""}):
         count = int(np.count_nonzero(table.error == kind))
         side = " (the client's side)" if kind in CLIENT_SIDE else ""
         notes.append(f"{count} {'request' if count == 1 else 'requests'} {kind}: {meaning(str(kind))}{side}; not in "
                      "the latencies")
+    notes += _about_unsent(run)
     notes += _about_tokens(run)
     notes += _about_time(run)
     if run.interrupted:
@@ -64,6 +67,22 @@ def omits(run: BenchRun) -> bool:
     """Whether TTFT from the intended moment is another than from sending: coordinated omission."""
     sent, intended = run.summary.ttft_s.p99, run.from_intended.ttft_s.p99
     return bool(sent and intended and intended > max(OMISSION_FACTOR * sent, sent + OMISSION_S))
+
+
+def _unsent(run: BenchRun) -> str:
+    count = run.traffic.num_requests - len(run.table)
+    return f"{count:,} {'request was' if count == 1 else 'requests were'} not sent"
+
+
+def _about_unsent(run: BenchRun) -> list[str]:
+    """Why the rest of the load was not sent, where it is no reason against the run already."""
+    if run.traffic.num_requests == len(run.table) or run.interrupted or run.refused_in_a_row or run.health.lost_workers:
+        return []
+    if run.config.get("stop_after_s") is not None:
+        return [f"{_unsent(run)}: --stop-after ended the load"]
+    if run.traffic.has_sessions:
+        return [f"{_unsent(run)}: their conversations broke off at a turn that failed"]
+    return []
 
 
 def _about_tokens(run: BenchRun) -> list[str]:
@@ -89,9 +108,14 @@ def _about_tokens(run: BenchRun) -> list[str]:
     if facts["done_missing"]:
         notes.append(f"{facts['done_missing']} streams ended without [DONE]")
     asked, got = facts["mean_asked_input_tokens"], facts["mean_input_tokens"]
-    drawn = not run.config.get("prompts", {}).get("given")
-    if drawn and facts["input_tokens_off"] and asked and abs(got / asked - 1.0) > 0.01:
-        notes.append(f"prompts are {got:,.0f} tokens on average where {asked:,.0f} were asked for")
+    file = run.config.get("dataset") or {}
+    guess = ": lengths of the file are guessed without --tokenizer, a token for four characters"
+    if facts["input_tokens_off"] and asked and abs(got / asked - 1.0) > 0.01:
+        notes.append(f"prompts are {got:,.0f} tokens on average where {asked:,.0f} were asked for"
+                     + (guess if file and not file["exact"] else ""))
+    if file.get("guessed_answers"):
+        notes.append(f"{file['guessed_answers']:,} answers of the file are text: how long an answer is asked for is "
+                     "guessed without --tokenizer, a token for four characters")
     return notes
 
 

@@ -20,6 +20,7 @@ from bstar.interfaces.cli.bench_options import (
     LoadMaker,
     fresh_out,
     measuring_options,
+    named_by_options,
     sending_options,
     server_options,
     take_body,
@@ -78,19 +79,28 @@ def bench(as_json: bool, **options: Any) -> None:
     again, resumed = _take_runs(options), options["resume"]
     out, plan = fresh_out(options), options.pop("sweep")
     dataset = take_dataset(options, text)
+    if dataset is not None:
+        how = replace(how, settings={"dataset": dataset.to_dict()})
     axis = None
     if plan is not None:
         from bstar.measure.sweeps import parse_sweep
 
         plan = parse_sweep(plan)
         axis = plan.axis
-    loads = LoadMaker(options, dataset, sweeping=axis)
-    loads.at(axis=axis, load=1.0 if axis else None)
+    with named_by_options():
+        loads = LoadMaker(options, dataset, sweeping=axis)
+        first = loads.at(axis=axis, load=1.0 if axis else None)
+    if how.max_in_flight is not None and first.concurrency is not None:
+        raise SpecError("--max-in-flight: is for an open loop; a closed loop has at most --concurrency requests in "
+                        "flight; leave it out")
     out = out if resumed and out is not None and out.is_dir() else _writable(out)
-    server = prepare(endpoint, body=body, text=text, given=None if dataset is None else dataset.prompts)
+    try:
+        server = prepare(endpoint, body=body, text=text, given=None if dataset is None else dataset.prompts)
+        observers, counters = watchers(server, watching)
+    except KeyboardInterrupt:
+        raise NothingMeasuredError from None
     for note in server.facts.notes:
         output.warn(note)
-    observers, counters = watchers(server, watching)
     how = replace(how, observers=observers, counters=counters)
     if plan is not None:
         from bstar.interfaces.cli.bench_sweep import run_sweep
@@ -101,15 +111,27 @@ def bench(as_json: bool, **options: Any) -> None:
     click.get_current_context().exit(code)
 
 
+class NothingMeasuredError(BstarError):
+    """Ctrl-C before the first answer."""
+
+    exit_code = 130
+
+    def __init__(self) -> None:
+        super().__init__("interrupted: nothing was measured, nothing is kept")
+
+
 def one_run(server: Prepared, traffic: Any, how: RunOptions, out: Path | None, what: str) -> BenchRun:
     """A run with a bar on stderr."""
+    from bstar.measure.fleet import uninterrupted
     from bstar.measure.run import bench as measure
 
     with progress(what) as report:
         run = measure(server, traffic, replace(how, on_progress=report), out=out)
-    if out is not None and not run.write_error:
+    if out is None or run.write_error or run.holds_nothing:
+        return run
+    with uninterrupted() as pressed:  # the page belongs to the run; who measures more ends after it
         _write_page(out)
-    return run
+    return replace(run, stop_asked=True) if pressed else run
 
 
 def _write_page(out: Path) -> None:
@@ -139,7 +161,12 @@ def _run(server: Prepared, loads: LoadMaker, how: RunOptions, again: tuple[int, 
 
     runs, precision = again
     if runs == 1 and precision is None:
-        run = one_run(server, loads.at(), how, out, "requests")
+        try:
+            run = one_run(server, loads.at(), how, out, "requests")
+        except KeyboardInterrupt:
+            raise NothingMeasuredError from None
+        if run.holds_nothing:
+            raise NothingMeasuredError
         if as_json:
             output.print_json(run.to_dict() | {"folder": _place(run, out)})
         else:
@@ -153,7 +180,10 @@ def _run(server: Prepared, loads: LoadMaker, how: RunOptions, again: tuple[int, 
         place = None if out is None else out / f"run-{number + 1:02d}"
         return one_run(server, loads.at(seed=number), how, place, f"run {number + 1}")
 
-    found = repeat(once, runs=runs, precision=precision)
+    try:
+        found = repeat(once, runs=runs, precision=precision)
+    except KeyboardInterrupt:
+        raise NothingMeasuredError from None
     sheet = {"schema": "bstar.bench-repeated/1", **found.to_dict(),
              "runs": [{"folder": None if out is None else f"run-{i + 1:02d}", **run.to_dict()}
                       for i, run in enumerate(found.runs)]}  # fmt: skip
@@ -162,7 +192,8 @@ def _run(server: Prepared, loads: LoadMaker, how: RunOptions, again: tuple[int, 
         output.print_json(sheet | {"folder": None if out is None else str(out)})
     else:
         show_repeated(server, found, None if out is None else str(out))
-    if found.runs[-1].interrupted:
+    if found.interrupted:
+        click.echo(f"interrupted: measured runs: {len(found.runs):,}", err=True)
         return 130
     code = max(run.exit_code for run in found.runs)
     return code if code or found.reached is not False else 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bstar.errors import SpecError
+from bstar.errors import ConfigError, SpecError, UnitError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.connection import connection_options, endpoint_at, take_connection
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
     from bstar.measure.job import TextSource
     from bstar.measure.payloads import BodyOptions
     from bstar.traffic.load import Traffic
+
+# What the parts of a load are called in Python, and which options give them.
+_OPTIONS = {"input_tokens": "--input", "output_tokens": "--output", "trace": "--trace", "rate_per_s": "--rate",
+            "rate": "--rate-curve", "num_requests": "--num-requests", "duration_s": "--duration",
+            "duration": "--duration",
+            "turns": "--turns", "think_s": "--think", "concurrency": "--concurrency", "burstiness": "--burstiness",
+            "warmup_requests": "--warmup-requests", "warm-up": "--warmup-requests", "num_sessions": "--num-requests",
+            "think time": "--think"}
 
 # Seconds of load where nothing says how long, and how many requests that may be.
 _USUAL_S, _FEWEST, _MOST = 60.0, 20, 2000
@@ -151,6 +161,19 @@ def take_dataset(options: dict[str, Any], text: TextSource) -> Dataset | None:
     from bstar.measure.tokenizers import LocalTokenizer
 
     return read_dataset(path, tokenizer=LocalTokenizer(text.tokenizer_file) if text.tokenizer_file else None)
+
+
+@contextmanager
+def named_by_options() -> Iterator[None]:
+    """Errors of a load name the option to change: --input, where Python says input_tokens."""
+    try:
+        yield
+    except (SpecError, ConfigError, UnitError) as error:
+        field, colon, rest = str(error).partition(":")
+        name = _OPTIONS.get(field)
+        if not colon or name is None:
+            raise
+        raise type(error)(f"{name}:{rest}") from None
 
 
 class LoadMaker:
@@ -287,5 +310,5 @@ def _keys(options: dict[str, Any]) -> dict[str, Any]:
     return {key: options.pop(key, None) for key in TRAFFIC_KEYS}
 
 
-__all__ = ["LoadMaker", "fresh_out", "measuring_options", "sending_options", "server_options",
+__all__ = ["LoadMaker", "fresh_out", "measuring_options", "named_by_options", "sending_options", "server_options",
            "take_body", "take_dataset", "take_endpoint", "take_text", "take_workers", "usual_count"]

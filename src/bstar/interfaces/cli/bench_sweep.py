@@ -27,7 +27,7 @@ def run_sweep(
 ) -> int:  # fmt: skip
     """Measure the loads of `plan`, without those that an interrupted sweep in `out` has; returns the exit code."""
     from bstar.interfaces.cli.bench import write_sheet
-    from bstar.measure.sweeps import sweep
+    from bstar.measure.sweeps import SweepResult, sweep
 
     target = None if slo is None or slo.is_empty else slo.attainment_fraction
     sheet: dict[str, Any] = {
@@ -43,12 +43,20 @@ def run_sweep(
         name = f"{plan.axis}-{load:g}"
         place = None if out is None else _unused(out / name)
         run = one_run(server, loads.at(axis=plan.axis, load=load), how, place, f"{plan.axis} {load:g}")
+        if run.holds_nothing:
+            raise KeyboardInterrupt
         point = point_of(load, run, None if place is None else place.name)
         seen.append(point)
         write_sheet(out, "sweep.json", sheet | _points(seen))
+        if run.stop_asked:
+            raise KeyboardInterrupt
         return point
 
-    result = sweep(measure, plan, target_fraction=target, known=tuple(seen))
+    try:
+        result = sweep(measure, plan, target_fraction=target, known=tuple(seen))
+    except KeyboardInterrupt:  # between two loads, or before the first answer of one
+        whole = sorted((p for p in seen if not p.interrupted), key=lambda p: p.load)
+        result = SweepResult(axis=plan.axis, points=tuple(whole), target_fraction=target, interrupted=True)
     sheet |= _points(seen) | landmarks_of(result)
     write_sheet(out, "sweep.json", sheet)
     if as_json:
@@ -141,28 +149,30 @@ def _unused(place: Path) -> Path:
 
 
 def _show(server: Prepared, result: SweepResult, place: str | None) -> None:
+    slo = result.target_fraction is not None
     rows = []
     for point in result.points:
         p = point.detail
         rows.append((f"{point.load:g}", f"{point.throughput_per_s:,.0f}", f"{p['requests_per_s']:,.3g}",
                      *(format_seconds(p[name][part]) for name in ("ttft_s", "tpot_s") for part in ("p50", "p99")),
-                     f"{point.goodput_per_s:,.3g}", f"{point.attainment_fraction:.1%}",
+                     *((f"{point.goodput_per_s:,.3g}", f"{point.attainment_fraction:.1%}") if slo else ()),
                      "" if point.valid else "no result"))
     parts: list[Any] = [
         output.heading(server.facts.model, f"at {server.endpoint.url}, {result.axis} swept"),
-        output.table((result.axis, "tok/s", "requests/s", "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "in SLO",
-                      ""), rows),
+        output.table((result.axis, "tok/s", "requests/s", "TTFT p50", "p99", "TPOT p50", "p99",
+                      *(("goodput", "in SLO") if slo else ()), ""), rows),
     ]
     best = result.best
     facts = []
-    if result.target_fraction is not None and best is not None:
+    if slo and best is not None:
         facts.append(("best goodput", f"{best.goodput_per_s:,.3g} requests/s", f"at {result.axis} {best.load:g}"))
         facts.append(("SLO ends", *_said(result.boundary)))
     facts.append(("knee", *_said(result.knee, "; from there a doubling gains less than 5 % (not B*: see docs)")))
     parts.append(output.facts(facts))
     if result.interrupted:
         again = "" if place is None else f"; go on with the same options, --out {place} and --resume"
-        parts.append(output.line(f"interrupted: these loads were whole{again}", style="yellow"))
+        said = "these loads were whole" if result.points else "no load was whole"
+        parts.append(output.line(f"interrupted: {said}{again}", style="yellow"))
     parts += [output.line("note: " + note, style="dim") for note in result.notes]
     for point in result.points:
         parts += [output.line(f"at {point.load:g}: {reason}", style="yellow")

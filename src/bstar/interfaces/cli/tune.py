@@ -10,6 +10,7 @@ import click
 
 from bstar.errors import BstarError, SpecError
 from bstar.interfaces.cli import output
+from bstar.interfaces.cli.bench_options import named_by_options
 from bstar.interfaces.cli.connection import connection_options, endpoint_at, take_connection
 from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.load import slo_options, take_slo
@@ -80,6 +81,7 @@ def tune(model_name: str | None, as_json: bool, **options: Any) -> None:
         "out")}  # fmt: skip
     slo, mine["connection"] = take_slo(options), take_connection(options)
     _check(mine)
+    _check_load(mine)
     if mine["serve"] and model_name is None and options.get("gpu") is not None:
         _take_served(mine["serve"], options)
     built = take_optional_deployment(model_name, options)
@@ -121,6 +123,15 @@ def _check(mine: dict[str, Any]) -> None:
     for name in ("values", "budgets", "rate", "concurrency"):
         if mine[name] is not None:
             raise SpecError(f"--{name}: is for --serve; a running server keeps its settings, --clients sets its batch")
+
+
+def _check_load(mine: dict[str, Any]) -> None:
+    """Refuse a load that cannot be made, by the names of its options, before a folder is made or a server started."""
+    with named_by_options():
+        if mine["rate"] is not None:
+            _open(mine)
+        else:
+            _closed(mine, 1)
 
 
 def _folder(out: Path | None) -> Path:
