@@ -90,7 +90,7 @@ def finish(task: Task, sized: Sized) -> Candidate:
         deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
         memory=memory_budget(deployment).to_dict(),
         landmarks=_landmarks(deployment, landmarks_of(deployment, task.workload), task),
-        predicted=_with_ranges(_predicted(sized, found, deployment.engine.max_num_seqs), task, deployment, bound_by),
+        predicted=_with_ranges(_predicted(sized, found, deployment.engine.max_num_seqs), task, deployment),
         requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
         goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
         capacity_requests_per_s=sized.carried_per_s,
@@ -134,7 +134,10 @@ def _predicted(sized: Sized, found: Outcomes, max_num_seqs: int) -> Predicted:
     )  # fmt: skip
 
 
-def _with_ranges(predicted: Predicted, task: Task, deployment: Deployment, bound_by: str) -> Predicted:
+def _with_ranges(predicted: Predicted, task: Task, deployment: Deployment) -> Predicted:
+    """With the ranges that a simulated run of it has: by what its decode steps are bound by, or "queueing"."""
+    bound_by = "queueing" if predicted.queued_fraction > _MANY_QUEUE else _step_bound(
+        deployment, predicted.decoding, task.context)
     likeness = likeness_of(
         deployment, in_flight=predicted.in_flight, input_tokens=task.workload.input_tokens.mean,
         output_tokens=task.workload.output_tokens.mean)
@@ -161,8 +164,11 @@ def _bound(task: Task, sized: Sized, deployment: Deployment, found: Outcomes) ->
             return "queueing"
     if float(found.prefill_fraction[0]) >= 0.5:
         return "compute"
-    step = decode_step_time(deployment, max(float(found.decoding[0]), 1.0), task.context)
-    return str(step.bound_by)
+    return _step_bound(deployment, float(found.decoding[0]), task.context)
+
+
+def _step_bound(deployment: Deployment, decoding: float, context: float) -> str:
+    return str(decode_step_time(deployment, max(decoding, 1.0), context).bound_by)
 
 
 def _command(deployment: Deployment) -> str:
