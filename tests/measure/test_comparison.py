@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,13 +37,14 @@ def run_of(tpot_s: float, *, noise: float = 0.01, name: str = "run", requests: i
                        figures={"tpot_s.mean": float(tpots.mean()), "output_tokens_per_s": 1.0 / tpot_s})
 
 
-def bench_run(folder: Path, clients: int, *, valid: bool = True) -> None:
+def bench_run(folder: Path, clients: int, *, valid: bool = True, **more: Any) -> None:
     """A run of bstar bench, as it would be with this verdict."""
     with FakeServer(partial(good, gap_s=0.01)) as server:
         ready = prepare(parse_endpoint(server.url, model="fake"))
         bench(ready, closed_loop(clients, 8, 4, 20), RunOptions(workers=0, allow_client_limited=True), out=folder)
     summary = json.loads((folder / "summary.json").read_text())
     summary["verdict"] |= {"valid": valid, "reasons": [] if valid else ["the client was late"]}
+    summary |= more
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -136,19 +138,25 @@ def test_one_model_by_two_names_is_no_difference() -> None:
 
 def test_what_a_calibration_leaves_out_is_said(tmp_path: Path) -> None:
     """Runs of a sweep that are no result of the server, and a model that is not the deployment's: in text and JSON."""
+    full = {"waiting_share": 0.9, "gauges": {"running": {"max": 3.0}, "kv_usage_fraction": {"max": 0.1}}}
     for clients in (1, 2, 4):
-        bench_run(tmp_path / "sw" / f"concurrency-{clients}", clients, valid=clients > 1)
+        bench_run(tmp_path / "sw" / f"concurrency-{clients}", clients, valid=clients > 1,
+                  server=full if clients == 4 else {})
+    (tmp_path / "sw" / "concurrency-8.partial").mkdir()
+    (tmp_path / "sw" / "concurrency-8.partial" / "requests.journal").touch()
     deploy = ["--model", "llama-3.1-8b", "--gpu", "h100-sxm-80gb"]
     ask = ["calibrate", str(tmp_path / "sw"), *deploy]
     runner = CliRunner()
     found = json.loads(runner.invoke(cli, [*ask, "--json"]).stdout)
     assert [p["id"] for p in found["points"]] == ["concurrency-2", "concurrency-4"]
     assert [note for note in found["notes"] if "left out" in note] == [
-        "concurrency-1 is left out: it is no result of the server (the client was late)"]
+        "concurrency-1 is left out: it is no result of the server (the client was late)",
+        "concurrency-8.partial is left out: it broke off"]
     assert found["notes"][0].startswith("concurrency-2 served fake, the deployment is llama-3.1-8b")
+    assert found["notes"][2].startswith("concurrency-4 never ran more than 3 requests while others waited")
     text = " ".join(runner.invoke(cli, ask).stdout.split())
     assert "note: concurrency-1 is left out: it is no result of the server (the client was late)" in text
-    assert "off is calibrated / measured − 1" in text
+    assert "off: calibrated prediction / measured − 1" in text
     bench_run(tmp_path / "none" / "concurrency-1", 1, valid=False)
     refused = runner.invoke(cli, ["calibrate", str(tmp_path / "none"), *deploy])
     assert refused.exit_code == 2

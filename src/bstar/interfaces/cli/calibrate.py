@@ -110,7 +110,7 @@ def _show(profile: Profile, detail: str) -> None:
               meanings[c.name]) for c in profile.constants]
     parts: list[Any] = [
         output.heading(profile.scope.model, detail), output.line(""),
-        output.heading("measured and predicted", "means of a run; off is calibrated / measured − 1"),
+        output.heading("measured and predicted", "means of a run; off: calibrated prediction / measured − 1"),
         output.table(("load", "tokens", "", "measured", "fitted", "calibrated", "off"), points, left=(0, 1, 2)),
         output.line("  clients of a closed loop begin spread over one request's time, which does not count, unless a "
                     "point says start: burst or brings its requests; bstar simulate --start even is that load",
