@@ -13,6 +13,7 @@ from bstar.units import format_seconds
 
 if TYPE_CHECKING:
     from bstar.measure.comparison import ComparedFigure, RunComparison
+    from bstar.metrics import Interval
 
 _EPILOG = """\b
 Examples:
@@ -50,10 +51,20 @@ def _show(found: RunComparison) -> None:
     if any(r.invalid for r in found.runs):
         sources.append(("", *("no result" if r.invalid else "" for r in found.runs)))
     parts: list[Any] = [output.table(tuple(heads), [*sources, *rows])]
-    parts.append(output.line("± half of the 95 % interval from the run's requests, none where they are too few; ratios "
-                             "are to the first run; * the intervals do not touch", style="dim"))
+    parts.append(output.line("± half of the 95 % interval (of a share its ends) from the run's requests, none where "
+                             "they are too few; ratios are to the first run; * the intervals do not touch", style="dim"))
     parts += [output.line("note: " + note, style="dim") for note in found.notes]
     output.show(*parts)
+
+
+def _width(metric: str, interval: Interval | None) -> str:
+    """Relative to the figure; of a share its ends, which lie unevenly around it."""
+    if interval is None or interval.ends is None:
+        return ""
+    if metric == "slo_attainment_fraction":
+        return " [{:.2g}, {:.2g}]".format(*interval.ends)
+    width = interval.relative_half_width
+    return "" if width is None else f" ±{width:.1%}"
 
 
 def _cells(figure: ComparedFigure) -> tuple[str, ...]:
@@ -65,9 +76,7 @@ def _cells(figure: ComparedFigure) -> tuple[str, ...]:
             continue
         shown = format_seconds(value) if metric.endswith("_s") and "per_s" not in metric else f"{value:,.4g}"
         ratio = figure.ratios[i]
-        interval = figure.intervals[i]
-        width = interval.relative_half_width if interval is not None else None
-        text = shown + ("" if width is None else f" ±{width:.1%}")
+        text = shown + _width(metric, figure.intervals[i])
         if i and ratio is not None:
             text += f"  × {ratio:.3g}" + (" *" if figure.apart[i] else "")
         cells.append(text)
