@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,39 @@ def test_the_same_wall_as_on_the_running_server(planted: dict[str, Any]) -> None
     assert seen.step_s == pytest.approx(now.step_s, nan_ok=True)
     assert seen.kv_total_tokens == now.kv_total_tokens
     assert seen.mean_of("input_tokens") == pytest.approx(now.mean_of("input_tokens"), nan_ok=True)
+
+
+def test_scrapes_outside_the_load_are_not_of_it() -> None:
+    """The first scrape comes before the load, the last one after; requests came from 1 s to 9 s."""
+    shown = snapshots(running=4.0, waiting=2.0, latencies=True)
+    for i in (0, len(shown) - 1):
+        shown[i] = replace(shown[i], gauges={**shown[i].gauges, "running": 0.0, "waiting": 0.0})
+    told = recorded(shown)
+    seen = _evidence(*told, (), (0.5, 9.5))
+    assert seen is not None
+    assert seen.running.tolist() == [4.0] * 9
+    assert seen.waiting_share == 1.0
+    assert seen.duration_s == 9.0
+    assert seen.whole
+    assert seen.seen.rate("generated_tokens") == pytest.approx(10 * 400 / 9)
+    # What the server counted of its requests is more than the gauges were read of.
+    assert seen.mean_waiting == pytest.approx(2.0 * 10 / 9)
+    killed = _evidence(*told, (), (0.5, 60.0))  # the server was gone after its last scrape
+    assert killed is not None
+    assert not killed.whole
+    assert killed.duration_s == 9.5
+
+
+def test_a_run_between_two_scrapes_is_not_idle_and_no_wall() -> None:
+    shown = snapshots(running=4.0, latencies=True, output_tokens=50.0, seconds=1)
+    shown = [replace(s, gauges={**s.gauges, "running": 0.0}) for s in shown]
+    seen = _evidence(*recorded(shown), (), (0.1, 0.9))
+    assert seen is not None
+    assert seen.scrapes == 0
+    assert seen.in_flight > 4.0
+    found = find_wall(seen)
+    assert found.wall == "unknown"
+    assert "no scrape lies inside the load of 800 ms" in found.because[0]
 
 
 def test_a_limited_client_says_so_before_all_else() -> None:

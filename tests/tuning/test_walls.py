@@ -7,16 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import bstar
+from bstar.catalog.probe import Probe, device_of
 from bstar.errors import SpecError
+from bstar.interfaces.cli.diagnose import _facts
+from bstar.interfaces.cli.main import cli
 from bstar.latency import decode_step_time
 from bstar.measure.server.histogram import Histogram
 from bstar.measure.server.snapshot import Snapshot
 from bstar.measure.telemetry.table import GpuSample, Telemetry
-from bstar.tuning.diagnosis import diagnose
-from bstar.tuning.evidence import evidence_of
-from bstar.tuning.knobs import effects, knobs, load_seen
+from bstar.tuning.diagnosis import Diagnosis, diagnose
+from bstar.tuning.evidence import Evidence, evidence_of
+from bstar.tuning.knobs import Effect, effects, knobs, load_seen
 from bstar.tuning.use import use_of
 from bstar.tuning.walls import find_wall
 
@@ -28,13 +32,20 @@ def histogram(mean: float, count: float) -> Histogram:
 def snapshots(
     *, running: float = 8.0, waiting: float = 0.0, kv: float = 0.3, preempted: float = 0.0, step_s: float = 0.01,
     prompt_per_step: float = 0.0, seconds: int = 10, cache_tokens: int = 100_000, input_tokens: float = 512.0,
-    output_tokens: float = 128.0,
+    output_tokens: float = 128.0, latencies: bool = False, block: int = 16,
 ) -> list[Snapshot]:  # fmt: skip
-    """A server in a steady state: `running` sequences, each step one token for each."""
+    """A server in a steady state: `running` sequences, each step one token for each.
+
+    latencies   whether it counts those of its requests too; they keep Little's law
+    """
     found = []
     for t in range(seconds + 1):
         steps = t / step_s
         made = steps * running
+        done = made / output_tokens
+        held = {} if not latencies else {
+            "queue_s": histogram(waiting * t / done if done else 0.0, done),
+            "e2e_s": histogram((running + waiting) * t / done if done else 0.0, done)}  # fmt: skip
         found.append(Snapshot(
             time_s=float(t), engine="vllm",
             gauges={"running": running, "waiting": waiting, "kv_usage_fraction": kv},
@@ -43,8 +54,8 @@ def snapshots(
             histograms={"step_tokens": histogram(running + prompt_per_step, steps),
                         "input_tokens": histogram(input_tokens, made / output_tokens),
                         "output_tokens": histogram(output_tokens, made / output_tokens),
-                        "itl_s": histogram(step_s, made)},
-            info={"num_gpu_blocks": str(cache_tokens // 16), "block_size": "16"},
+                        "itl_s": histogram(step_s, made), **held},
+            info={"num_gpu_blocks": str(cache_tokens // block), "block_size": str(block)},
         ))  # fmt: skip
     return found
 
@@ -67,9 +78,105 @@ def wall(**planted: Any) -> str:
      "token_budget"),
     ({"kv": 0.2, "max_num_seqs": 256, "max_num_batched_tokens": 512, "prompt_per_step": 500.0}, "token_budget"),
     ({"kv": 0.2, "max_num_seqs": 256}, "client_limited"),
+    # Half of the tokens are prompt, but steps are far from full: seats, whether told or seen.
+    ({"waiting": 8.0, "kv": 0.1, "prompt_per_step": 16.0, "max_num_seqs": 8, "max_num_batched_tokens": 1024},
+     "max_num_seqs"),
+    ({"waiting": 8.0, "kv": 0.1, "prompt_per_step": 16.0, "max_num_batched_tokens": 1024}, "max_num_seqs"),
+    ({"waiting": 8.0, "kv": 0.1, "prompt_per_step": 16.0}, "max_num_seqs"),
+    # Steps full of prompts: what runs is no number of seats.
+    ({"running": 3.0, "waiting": 5.0, "kv": 0.1, "prompt_per_step": 1010.0, "step_s": 0.5}, "unknown"),
+    ({"running": 3.0, "waiting": 5.0, "kv": 0.1, "prompt_per_step": 1010.0, "step_s": 0.5,
+      "max_num_batched_tokens": 1024}, "token_budget"),
+    ({"running": 3.0, "waiting": 5.0, "kv": 0.1, "prompt_per_step": 1010.0, "step_s": 0.5,
+      "max_num_batched_tokens": 8192, "max_num_seqs": 8}, "unknown"),
 ])  # fmt: skip
 def test_counters_tell_the_wall(planted: dict[str, Any], expected: str) -> None:
     assert wall(**planted) == expected
+
+
+def some_run_more(running: float, step_s: float = 0.5) -> list[Snapshot]:
+    """Prompts of which mostly so many run in steps that are full of them, and now and then one more."""
+    seen = snapshots(running=running, waiting=5.0, kv=0.1, prompt_per_step=1010.0, step_s=step_s)
+    seen[4] = replace(seen[4], gauges={**seen[4].gauges, "running": running + 1})
+    return seen
+
+
+def test_prompts_that_fill_the_steps_are_seen_where_no_flag_is_told() -> None:
+    found = find_wall(evidence_of(some_run_more(3.0)))
+    assert found.wall == "token_budget"
+    assert found.seats is None
+    assert any("--max-num-seqs and --max-num-batched-tokens" in b for b in found.because)
+
+
+def test_flags_that_would_tell_are_named() -> None:
+    seen = snapshots(running=3.0, waiting=5.0, kv=0.1, prompt_per_step=1010.0, step_s=0.5)
+    assert "give --max-num-seqs and --max-num-batched-tokens" in find_wall(evidence_of(seen)).because[-1]
+    told = find_wall(evidence_of(seen, max_num_seqs=8))
+    assert "give --max-num-batched-tokens" in told.because[-1]
+    assert "were the flags those" in find_wall(evidence_of(seen, max_num_seqs=8,
+                                                           max_num_batched_tokens=8192)).because[-1]
+
+
+def test_a_default_does_not_overrule_what_is_seen() -> None:
+    """Eight run while others wait: the deployment's 256 seats are but the engine's default."""
+    seen = snapshots(waiting=8.0, kv=0.1, prompt_per_step=16.0)
+    deployment = deployed()
+    found = diagnose(seen, deployment)
+    assert found.evidence.assumed == {"max_num_seqs", "max_num_batched_tokens"}
+    assert (found.finding.wall, found.finding.seats) == ("max_num_seqs", 8)
+    assumed = deployment.engine.max_num_seqs
+    assert any(f"8 seats seem to be set, the deployment assumes {assumed:,}: give --max-num-seqs" in n
+               for n in found.notes)
+    assert found.best is not None
+    assert found.best.change.startswith("max_num_seqs 8 →")
+    told = diagnose(seen, deployed(max_num_seqs=8), simulate=False)
+    assert told.evidence.assumed == {"max_num_batched_tokens"}
+    assert told.finding.seats is None
+    assert not any("seats" in n for n in told.notes)
+
+
+def test_a_budget_that_steps_do_not_fill_is_no_wall() -> None:
+    """Also with a model: nine in ten tokens are prompt, and a step holds 80 of 8,192."""
+    seen = some_run_more(8.0)
+    few = [replace(s, counters={**s.counters, "prompt_tokens": 72 * s.counters["generated_tokens"] / 8},
+                   histograms={**s.histograms, "step_tokens": histogram(80.0, s.histograms["step_tokens"].count)})
+           for s in seen]  # fmt: skip
+    assert diagnose(few, deployed(), simulate=False).finding.wall == "max_num_seqs"
+
+
+def test_idle_is_told_by_counters_too() -> None:
+    """A server shows 0 running at every scrape, yet makes 1,600 tokens/s."""
+    seen = [replace(s, gauges={**s.gauges, "running": 0.0}) for s in snapshots(running=16.0)]
+    found = evidence_of(seen)
+    assert found.in_flight == pytest.approx(16.0)
+    assert find_wall(found).wall != "idle"
+    assert wall(running=0.0) == "idle"
+    assert wall(running=0.0, latencies=True) == "idle"
+
+
+def test_too_few_scrapes_tell_no_wall() -> None:
+    for count in (2, 3):
+        found = find_wall(evidence_of(snapshots(waiting=4.0, kv=0.2)[:count]))
+        assert (found.wall == "unknown") == (count == 2)
+    assert "2 scrapes lie inside the load" in find_wall(evidence_of(snapshots(waiting=4.0, kv=0.2)[:2])).because[0]
+    assert wall(preempted=5.0, seconds=1) == "kv_capacity"  # counted, not seen
+
+
+def test_requests_in_flight_keep_littles_law() -> None:
+    """Latencies tell it where the server counts them; gauges that are read between two waves do not count."""
+    seen = snapshots(running=4.0, waiting=3.0, latencies=True)
+    seen = [replace(s, gauges={**s.gauges, "running": 0.0 if i % 3 == 0 else 4.0}) for i, s in enumerate(seen)]
+    found = evidence_of(seen)
+    assert found.by_latencies
+    assert (found.mean_running, found.mean_waiting, found.in_flight) == pytest.approx((4.0, 3.0, 7.0))
+    plain = evidence_of(snapshots(running=4.0, waiting=3.0))
+    assert not plain.by_latencies
+    assert (plain.mean_running, plain.mean_waiting) == (4.0, 3.0)
+    # Requests as long as the window: those that began before it, or end after it, would be missed.
+    long = evidence_of(snapshots(running=4.0, waiting=3.0, latencies=True, output_tokens=500.0, seconds=8))
+    assert long.mean_of("e2e_s") > 8 / 4
+    assert not long.by_latencies
+    assert replace(long, whole=True).by_latencies
 
 
 def test_seats_that_are_free_for_a_moment_are_taken_all_the_same() -> None:
@@ -93,13 +200,51 @@ def test_physics_tells_what_a_step_is_bound_by(batch: int, context: int, expecte
     deployment = deployed(max_num_seqs=512)
     step = decode_step_time(deployment, batch, context).expected_s
     kv = 0.5
-    seen = snapshots(running=float(batch), step_s=step, kv=kv, cache_tokens=int(batch * context / kv))
+    seen = snapshots(running=float(batch), step_s=step, kv=kv, cache_tokens=int(batch * context / kv),
+                     input_tokens=context - 64.0, output_tokens=128.0)
     found = diagnose(seen, deployment, simulate=False)
     assert found.finding.wall == expected
     assert found.use is not None
     assert found.use.context == pytest.approx(context, rel=0.01)
     assert found.use.predicted_s == pytest.approx(step, rel=1e-6)
     assert 0 < found.use.mbu < 1
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_context_is_that_of_the_requests_not_of_their_blocks(block: int) -> None:
+    """30 tokens and 40 answers: 50 on average, though a block of 128 is taken from the first on."""
+    held = 64.0 if block == 16 else 128.0
+    seen = snapshots(running=4.0, kv=0.5, cache_tokens=int(4 * held / 0.5), input_tokens=30.0, output_tokens=40.0,
+                     block=block)
+    use = use_of(evidence_of(seen), deployed(max_num_seqs=512))
+    assert use is not None
+    assert use.context == 50.0
+    for name in ("input_tokens", "output_tokens"):
+        seen = [replace(s, histograms={k: h for k, h in s.histograms.items() if k != name}) for s in seen]
+    by_cache = use_of(evidence_of(seen), deployed(max_num_seqs=512))
+    assert by_cache is not None
+    assert by_cache.context == held - block / 2
+
+
+def test_a_step_shorter_than_its_work_is_noted() -> None:
+    deployment = deployed(max_num_seqs=512)
+    step = decode_step_time(deployment, 8, 576).expected_s
+    found = diagnose(snapshots(step_s=step / 4), deployment, simulate=False)
+    assert found.use is not None
+    assert found.use.mbu > 1
+    assert any(n.startswith("MBU") and "not what runs" in n for n in found.notes)
+    usual = diagnose(snapshots(step_s=step), deployment, simulate=False)
+    assert not any("not what runs" in n for n in usual.notes)
+    assert usual.use is not None
+    assert "datasheet" in usual.use.basis
+
+
+def test_a_cpu_has_no_datasheet() -> None:
+    probe = Probe(processor="nominal", logical_cpus=2, memory_bytes=16_000_000_000, read_bytes_per_s=8e9,
+                  copy_bytes_per_s=8e9, fp32_flops_per_s=80e9, measured_at="2026-11-30")  # fmt: skip
+    use = use_of(evidence_of(snapshots()), bstar.deployment(model="qwen3-0.6b", gpu=device_of(probe)))
+    assert use is not None
+    assert "measured" in use.basis
 
 
 def test_a_step_much_longer_than_its_work_is_overhead() -> None:
@@ -143,6 +288,52 @@ def test_more_seats_are_predicted_to_help_where_seats_are_the_wall() -> None:
     assert best.ttft is not None
     assert best.ttft < 1.0
     assert "--max-num-seqs 32" in best.command
+
+
+def test_what_cannot_work_is_no_knob() -> None:
+    """One GPU of this kind a node is not two."""
+    probe = Probe(processor="nominal", logical_cpus=2, memory_bytes=64_000_000_000, read_bytes_per_s=8e9,
+                  copy_bytes_per_s=8e9, fp32_flops_per_s=80e9, measured_at="2026-11-30")  # fmt: skip
+    cpu = bstar.deployment(model="qwen3-0.6b", gpu=device_of(probe))
+    found = effects(cpu, "compute_bound", load_seen(evidence_of(snapshots(running=2.0))))
+    assert not any("tensor parallel" in e.change or e.failed for e in found)
+
+
+def test_the_knob_to_turn_helps_what_suffers() -> None:
+    def effect(change: str, throughput: float, ttft: float) -> Effect:
+        return Effect(change=change, reason="", command="serve", throughput=throughput, ttft=ttft, tpot=1.0)
+
+    slower, faster, none = effect("a", 1.1, 1.3), effect("b", 1.0, 0.5), effect("c", 1.0, 1.0)
+    waiting, running = evidence_of(snapshots(waiting=4.0)), evidence_of(snapshots())
+
+    def best(seen: Evidence, *found: Effect) -> str | None:
+        chosen = Diagnosis(finding=find_wall(seen), evidence=seen, effects=found).best
+        return None if chosen is None else chosen.change
+
+    assert best(waiting, slower, none, faster) == "b"
+    assert best(running, none, faster, slower) == "a"
+    assert best(waiting, slower, none) is None
+    assert best(running, none) is None
+
+
+@pytest.mark.parametrize("arguments", [["--window", "5s"], ["--interval", "1s"], ["--watch"], ["--telemetry", "x"]])
+def test_what_is_for_a_running_server_is_refused_for_a_run(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["diagnose", "--run", "none", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.strip() == f"error: {arguments[0]}: is for a running server; a run holds its own"
+
+
+def test_gpu_figures_are_printed_and_contradictions_noted() -> None:
+    values = {"gpu_busy_fraction": 0.97, "memory_busy_fraction": 0.4, "power_w": 512.0, "memory_used_bytes": 7e10}
+    gpus = Telemetry(source="nvidia-smi dmon", note="all samples lie elsewhere",
+                     samples=(GpuSample(time_s=0.0, gpu=0, values=values),))
+    found = diagnose(snapshots(running=0.0), telemetry=gpus)
+    assert found.finding.wall == "idle"
+    assert "all samples lie elsewhere" in found.notes
+    assert any("GPU is busy 97%" in n for n in found.notes)
+    shown = [" ".join(row) for row in _facts(found)]
+    for text in ("GPU busy 97%", "memory busy 40%", "power 512 W", "GPU memory 65.19 GiB"):
+        assert any(text in row for row in shown), shown
 
 
 @pytest.mark.parametrize("name", ["idle", "kv_capacity", "token_budget", "overhead_bound", "compute_bound",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from bstar.errors import SpecError
+from bstar.errors import BstarError, SpecError
 from bstar.measure.server.scraper import MetricsSource
 from bstar.measure.server.snapshot import Snapshot
 from bstar.measure.telemetry.table import Telemetry
@@ -15,7 +15,10 @@ from bstar.specs.deployment import Deployment
 from bstar.tuning.evidence import Evidence, evidence_of
 from bstar.tuning.knobs import Effect, effects, load_seen
 from bstar.tuning.use import Use, use_of
-from bstar.tuning.walls import Finding, find_wall
+from bstar.tuning.walls import Finding, fills_steps, find_wall, waits_often
+
+_FLAGS: Final = ("max_num_seqs", "max_num_batched_tokens")
+_BUSY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +35,23 @@ class Diagnosis:
     effects: tuple[Effect, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def requests_wait(self) -> bool:
+        """Whether TTFT is what suffers; else throughput."""
+        return waits_often(self.evidence)
+
+    @property
+    def best(self) -> Effect | None:
+        """The knob to turn: the first one with a command that helps what suffers; None where none does."""
+        return next((e for e in self.effects if e.command and e.helps(requests_wait=self.requests_wait)), None)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "wall": self.finding.wall, "title": self.finding.title, "because": list(self.finding.because),
             "also": list(self.finding.also), "evidence": self.evidence.to_dict(),
             "use": None if self.use is None else self.use.to_dict(),
-            "effects": [e.to_dict() for e in self.effects], "notes": list(self.notes),
+            "effects": [e.to_dict() for e in self.effects],
+            "best": None if self.best is None else self.best.change, "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -90,22 +104,52 @@ def diagnose_evidence(
     input_tokens, output_tokens   means of the load, where the server does not show them
     """
     if deployment is not None:
-        engine = deployment.engine
-        seen = replace(
-            seen, max_num_seqs=engine.max_num_seqs if seen.max_num_seqs is None else seen.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens if seen.max_num_batched_tokens is None
-            else seen.max_num_batched_tokens)
+        seen = _with_flags(seen, deployment)
     use = None if deployment is None else use_of(seen, deployment)
     finding = find_wall(seen, use)
     found: tuple[Effect, ...] = ()
     if deployment is not None and simulate:
         load = load_seen(seen, input_tokens=input_tokens, output_tokens=output_tokens)
-        found = effects(deployment, finding.wall, load)
-    return Diagnosis(finding=finding, evidence=seen, use=use, effects=found, notes=_notes(seen, deployment, use))
+        found = effects(_as_seen(deployment, seen, finding), finding.wall, load, requests_wait=waits_often(seen))
+    return Diagnosis(finding=finding, evidence=seen, use=use, effects=found,
+                     notes=_notes(seen, deployment, use, finding))
 
 
-def _notes(seen: Evidence, deployment: Deployment | None, use: Use | None) -> tuple[str, ...]:
+def _with_flags(seen: Evidence, deployment: Deployment) -> Evidence:
+    """The deployment's flags where no others were told; those that are the engine's defaults are but assumed."""
+    from bstar.catalog.engines import engine_defaults
+
+    engine, parallel = deployment.engine, deployment.parallel
+    defaults = engine_defaults(engine.name, engine.version, deployment.device, world_size=parallel.tp * parallel.pp,
+                               strict=False)
+    left = dict(zip(_FLAGS, defaults.batch_limits(engine.max_model_len), strict=True))
+    untold = [name for name in _FLAGS if getattr(seen, name) is None]
+    return replace(seen, **{name: getattr(engine, name) for name in untold},
+                   assumed=frozenset(name for name in untold if getattr(engine, name) == left[name]))
+
+
+def _as_seen(deployment: Deployment, seen: Evidence, finding: Finding) -> Deployment:
+    """What is changed by a knob: the deployment with the flags that the server was told or seen to have."""
+    seats = finding.seats or seen.max_num_seqs or deployment.engine.max_num_seqs
+    budget = seen.max_num_batched_tokens or deployment.engine.max_num_batched_tokens
+    try:
+        return replace(deployment, engine=replace(deployment.engine, max_num_seqs=seats, max_num_batched_tokens=budget))
+    except BstarError:
+        return deployment
+
+
+def _notes(seen: Evidence, deployment: Deployment | None, use: Use | None, finding: Finding) -> tuple[str, ...]:
     notes: list[str] = []
+    if finding.seats is not None and seen.max_num_seqs not in (None, finding.seats):
+        notes.append(f"{finding.seats:,} seats seem to be set, the deployment assumes {seen.max_num_seqs:,}: give "
+                     "--max-num-seqs as the server was started")
+    if finding.wall == "token_budget" and "max_num_batched_tokens" in seen.assumed and not fills_steps(seen):
+        notes.append(f"a step holds {seen.step_tokens:,.0f} tokens, the deployment assumes a budget of "
+                     f"{seen.max_num_batched_tokens:,}: give --max-num-batched-tokens as the server was started")
+    if use is not None and max(use.mbu, use.mfu) > 1.0:
+        name, value = ("MFU", use.mfu) if use.mfu >= use.mbu else ("MBU", use.mbu)
+        notes.append(f"{name} {value:.0%}: a step is shorter than its work at the device's full rates; the deployment "
+                     "given is not what runs, or the device is faster than its entry")
     if seen.seen.restarted:
         notes.append("the server was restarted in the window")
     if deployment is not None and seen.engine != deployment.engine.name:
@@ -113,6 +157,17 @@ def _notes(seen: Evidence, deployment: Deployment | None, use: Use | None) -> tu
     if use is not None and not 1 / 3 < use.predicted_s / use.step_s < 3:
         notes.append(f"a step took {use.step_s / use.predicted_s:.2g} times its prediction: calibrate on this server "
                      "(bstar calibrate) before the effects are trusted")  # fmt: skip
+    if seen.telemetry is not None:
+        notes += _of_gpus(seen.telemetry, finding)
     if seen.telemetry is not None and seen.telemetry.mean("dram_active_fraction") is None:
         notes.append("the telemetry shows a share of time, not of bandwidth: DCGM or NVML's GPM counters would")
     return tuple(notes)
+
+
+def _of_gpus(telemetry: Telemetry, finding: Finding) -> list[str]:
+    busy = telemetry.mean("gpu_busy_fraction")
+    notes = [telemetry.note] if telemetry.note else []
+    if finding.wall == "idle" and busy is not None and busy > _BUSY:
+        notes.append(f"the server is idle, but the GPU is busy {busy:.0%} of the time: something else runs on it, or "
+                     "the telemetry is of another time or GPU")
+    return notes

@@ -1,4 +1,10 @@
-"""What was seen of a server in a window: gauges over time, counters and histograms between its ends, GPUs, client."""
+"""What was seen of a server in a window: gauges over time, counters and histograms between its ends, GPUs, client.
+
+How many requests run and wait is taken from what the finished ones say where the server has those histograms, by
+Little's law (their seconds of E2E and of waiting, over the window's seconds): gauges are read at moments, and a server
+shows 0 between two waves. Gauges are the fallback, also where a window is too short against the requests for those
+that began or end outside it not to matter.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +24,23 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+# Requests that are cut by the window's ends are one in so many of those that Little's law counts, or fewer.
+_LEAST_REQUESTS_LONG = 4.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """A window of a server. nan and None: the server does not show it.
 
     engine, duration_s   of the window
-    running, waiting     requests at each scrape
-    kv_usage             fraction of the cache in use at each scrape
+    running, waiting     requests at each scrape inside the load
+    kv_usage             fraction of the cache in use at each of them
     seen                 counters and histograms between the first and the last scrape
     kv_total_tokens      tokens that the cache holds
+    block_tokens         tokens of a block of the cache; 0: not shown
     max_num_seqs, max_num_batched_tokens   as told (flags); None: not known
+    assumed              those of the two that nobody told: the deployment's defaults
+    whole                whether every request of the load began and ended in the window
     telemetry            of the GPUs in the window
     client_limits        why the load's own client was the limit, where it was; None: no client of ours
     """
@@ -40,8 +52,11 @@ class Evidence:
     kv_usage: Floats
     seen: Window
     kv_total_tokens: float = math.nan
+    block_tokens: float = 0.0
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    assumed: frozenset[str] = frozenset()
+    whole: bool = False
     telemetry: Telemetry | None = None
     client_limits: tuple[str, ...] | None = None
     config: dict[str, str] = field(default_factory=dict)
@@ -52,12 +67,45 @@ class Evidence:
         return None if self.client_limits is None else bool(self.client_limits)
 
     @property
+    def scrapes(self) -> int:
+        """Scrapes inside the load."""
+        return max(self.running.size, self.waiting.size, self.kv_usage.size)
+
+    @property
+    def by_latencies(self) -> bool:
+        """Whether the latencies of finished requests say how many were there (else the gauges do)."""
+        e2e = self.mean_of("e2e_s")
+        long = self.whole or self.duration_s >= _LEAST_REQUESTS_LONG * e2e
+        return e2e > 0 and long and not self.seen.restarted
+
+    @property
     def mean_running(self) -> float:
-        return _mean(self.running)
+        """Requests that run, on average: their prefill and decode, by Little's law; else the gauge's mean.
+
+        Where a server does not count those, E2E without waiting: with what its front end takes.
+        """
+        running = self.seen.held("prefill_s") + self.seen.held("decode_s")
+        if math.isnan(running):
+            running = self.seen.held("e2e_s") - self.seen.held("queue_s")
+        return running if self.by_latencies and not math.isnan(running) else _mean(self.running)
 
     @property
     def mean_waiting(self) -> float:
-        return _mean(self.waiting)
+        """Requests that wait, on average: by Little's law; else the gauge's mean."""
+        waiting = self.seen.held("queue_s")
+        return waiting if self.by_latencies and not math.isnan(waiting) else _mean(self.waiting)
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in the server, on average; nan where nothing tells.
+
+        The most of what latencies, gauges, and tokens (their rate times the gap between two) say: each can miss some.
+        """
+        by_tokens = self.seen.rate("generated_tokens") * self.mean_of("itl_s")
+        gauges = _mean(self.running) + (_mean(self.waiting) if self.waiting.size else 0.0)
+        by_latencies = self.seen.held("e2e_s") if self.by_latencies else math.nan
+        found = [v for v in (by_latencies, gauges, by_tokens) if not math.isnan(v)]
+        return max(found, default=math.nan)
 
     @property
     def waiting_share(self) -> float:
@@ -70,13 +118,17 @@ class Evidence:
 
     @property
     def step_tokens(self) -> float:
-        """Mean tokens of a step; nan where the server counts no steps."""
+        """Mean tokens of a step; where no steps are counted those that are done from one token of a request to its
+        next; nan where that is not known either.
+        """
         found = self.seen.histograms.get("step_tokens")
         if found is not None and found.count > 0:
             return found.mean
         steps = self.seen.steps
         tokens = self.seen.count("generated_tokens") + self.seen.count("prompt_tokens")
-        return tokens / steps if steps > 0 else math.nan
+        if steps > 0:
+            return tokens / steps
+        return tokens / self.duration_s * self.mean_of("itl_s") if self.duration_s > 0 else math.nan
 
     @property
     def step_s(self) -> float:
@@ -106,14 +158,17 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {
-            "engine": self.engine, "duration_s": self.duration_s, "scrapes": int(self.running.size),
+            "engine": self.engine, "duration_s": self.duration_s, "scrapes": self.scrapes,
             "running": _spread(self.running), "waiting": _spread(self.waiting), "kv_usage": _spread(self.kv_usage),
+            "mean_running": self.mean_running, "mean_waiting": self.mean_waiting, "in_flight": self.in_flight,
+            "counted_by": "latencies" if self.by_latencies else "gauges",
             "waiting_share": self.waiting_share, "preemptions": self.preemptions, "steps": self.seen.steps,
             "step_s": self.step_s, "step_tokens": self.step_tokens, "prompt_share": self.prompt_share,
             "generated_tokens_per_s": self.seen.rate("generated_tokens"),
             "prompt_tokens_per_s": self.seen.rate("prompt_tokens"), "requests_per_s": self.seen.rate("requests"),
             "kv_total_tokens": self.kv_total_tokens, "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens, "client_limited": self.client_limited,
+            "max_num_batched_tokens": self.max_num_batched_tokens, "assumed": sorted(self.assumed),
+            "client_limited": self.client_limited,
             "client_limits": None if self.client_limits is None else list(self.client_limits),
             "means_s": {name: self.mean_of(name) for name in ("ttft_s", "itl_s", "queue_s", "prefill_s", "e2e_s")},
         }  # fmt: skip
@@ -143,6 +198,7 @@ def evidence_of(
         seen=replace(seen, restarted=True) if restarted else seen,
         running=_series(snapshots, "running"), waiting=_series(snapshots, "waiting"),
         kv_usage=_series(snapshots, "kv_usage_fraction"), kv_total_tokens=total * last.engines,
+        block_tokens=block_tokens(last.info),
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, telemetry=telemetry,
         client_limits=None if client_limits is None else tuple(client_limits), config=dict(last.info),
     )  # fmt: skip
@@ -165,6 +221,16 @@ def total_tokens(info: Mapping[str, str]) -> float:
         except (KeyError, ValueError):
             continue
     return math.nan
+
+
+def block_tokens(info: Mapping[str, str]) -> float:
+    """Tokens of a block of an engine's cache; 0 where it does not show them."""
+    for name in ("block_size", "page_size"):
+        try:
+            return float(info[name])
+        except (KeyError, ValueError):
+            continue
+    return 0.0
 
 
 def _mean(values: Floats) -> float:

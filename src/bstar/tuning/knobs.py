@@ -22,6 +22,7 @@ _FEWEST, _MOST, _ROUNDS = 64, 2_000, 6
 _UTILIZATION_STEP, _MOST_UTILIZATION = 0.04, 0.95
 _MOST_CAPTURED: Final = 512
 _LEAST_CACHE_BYTES: Final = 1.5  # per element: a narrower cache is narrow already
+_GAIN: Final = 0.01  # what is less is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,14 @@ class Effect:
     ttft: float | None = None
     tpot: float | None = None
     failed: str = ""
+
+    def helps(self, *, requests_wait: bool) -> bool:
+        """Whether what suffers gets better: TTFT, at no loss of throughput, where requests wait; else throughput."""
+        if self.throughput is None:
+            return False
+        if not requests_wait:
+            return self.throughput > 1.0 + _GAIN
+        return self.ttft is not None and self.ttft < 1.0 - _GAIN and self.throughput >= 1.0 - _GAIN
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -65,7 +74,7 @@ def load_seen(
         requests = seen.seen.count("requests")
         prompt = seen.seen.count("prompt_tokens") / requests if requests > 0 else math.nan
         answer = seen.seen.count("generated_tokens") / requests if requests > 0 else math.nan
-    clients = round(seen.mean_running + (0.0 if math.isnan(seen.mean_waiting) else seen.mean_waiting))
+    clients = 0 if math.isnan(seen.in_flight) else round(seen.in_flight)
     if math.isnan(prompt) or math.isnan(answer) or clients < 1:
         return None
     count = min(max(_ROUNDS * clients, _FEWEST), max(_MOST, 2 * clients))
@@ -73,8 +82,13 @@ def load_seen(
                        warmup_requests=min(clients, count // 3))
 
 
-def effects(deployment: Deployment, wall: Wall, load: Traffic | None) -> tuple[Effect, ...]:
-    """The knobs of a wall, simulated against today's settings, best first."""
+def effects(
+    deployment: Deployment, wall: Wall, load: Traffic | None, *, requests_wait: bool = False
+) -> tuple[Effect, ...]:
+    """The knobs of a wall that can be set here, simulated against today's settings, best first.
+
+    requests_wait   the best one is that of the lowest TTFT; else that of the highest throughput
+    """
     base: SimResult | None = None
     if load is not None:
         try:
@@ -82,10 +96,16 @@ def effects(deployment: Deployment, wall: Wall, load: Traffic | None) -> tuple[E
         except BstarError:
             base = None
     found = [_effect(deployment, knob, load, base) for knob in knobs(deployment, wall)]
-    return tuple(sorted(found, key=lambda e: -(e.throughput or 0.0)))
+
+    def rank(effect: Effect) -> tuple[bool, float]:
+        by = effect.ttft if requests_wait else None if effect.throughput is None else -effect.throughput
+        return (not effect.helps(requests_wait=requests_wait), math.inf if by is None else by)
+
+    return tuple(sorted((e for e in found if e is not None), key=rank))
 
 
-def _effect(deployment: Deployment, knob: Knob, load: Traffic | None, base: SimResult | None) -> Effect:
+def _effect(deployment: Deployment, knob: Knob, load: Traffic | None, base: SimResult | None) -> Effect | None:
+    """None where the deployment cannot be changed so (one GPU is no two)."""
     if knob.apply is None:
         return Effect(change=knob.change, reason=knob.reason)
     try:
@@ -95,8 +115,8 @@ def _effect(deployment: Deployment, knob: Knob, load: Traffic | None, base: SimR
             return Effect(change=knob.change, reason=knob.reason, command=command,
                           failed="the server does not show the lengths of requests")
         result = simulate(changed, load)
-    except BstarError as error:
-        return Effect(change=knob.change, reason=knob.reason, failed=str(error))
+    except BstarError:
+        return None
     return Effect(
         change=knob.change, reason=knob.reason, command=command,
         throughput=_ratio(result.summary.output_tokens_per_s, base.summary.output_tokens_per_s),
@@ -124,7 +144,8 @@ def knobs(d: Deployment, wall: Wall) -> Iterator[Knob]:
         more = min(e.gpu_memory_utilization + _UTILIZATION_STEP, _MOST_UTILIZATION)
         if more > e.gpu_memory_utilization + 1e-9:
             yield _engine("gpu_memory_utilization", e.gpu_memory_utilization, round(more, 3), "more room for the cache")
-        yield _fewer_seats(d)
+        if e.max_num_seqs > 1:
+            yield _fewer_seats(d)
         yield _wider(d, "its share of the weights leaves each GPU more room for the cache")
     if wall in ("compute_bound", "saturating", "kv_bandwidth"):
         yield _wider(d, "each GPU reads and computes a share of each step")

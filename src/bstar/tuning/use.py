@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from bstar.physics.batch import BatchShape
 from bstar.physics.landmarks import landmarks_of
 from bstar.specs.deployment import Deployment
 from bstar.tuning.evidence import Evidence
+
+_DATASHEET: Final = "of the datasheet's bandwidth and peak"
+_MEASURED: Final = "of the bandwidth and peak that were measured on this CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class Use:
     memory_fraction, compute_fraction, kv_fraction   shares of the step at the rates that kernels reach: what reads
                       (weights, cache), what computes, and of what reads the cache
     overhead_fraction what is left of the step: launches, collectives, the host
-    mbu, mfu          memory_s / step_s, compute_s / step_s
+    mbu, mfu          memory_s / step_s, compute_s / step_s; above 1 the step is shorter than the device can do it
+    basis             whose bandwidth and peak those are of
     """
 
     batch: float
@@ -39,6 +43,7 @@ class Use:
     compute_fraction: float
     kv_fraction: float
     b_star: float | None
+    basis: str = _DATASHEET
 
     @property
     def overhead_fraction(self) -> float:
@@ -56,7 +61,7 @@ class Use:
         return {
             "batch": self.batch, "context_tokens": self.context, "prompt_tokens_per_step": self.prompt_tokens,
             "step_s": self.step_s, "predicted_step_s": self.predicted_s, "mbu": self.mbu, "mfu": self.mfu,
-            "b_star": self.b_star,
+            "basis": self.basis, "b_star": self.b_star,
             "fractions": {"memory": self.memory_fraction, "kv": self.kv_fraction, "compute": self.compute_fraction,
                           "overhead": self.overhead_fraction},
         }  # fmt: skip
@@ -91,6 +96,7 @@ def use_of(seen: Evidence, deployment: Deployment, *, context: float | None = No
         memory_s=float(work.light_memory.sum()), compute_s=float(work.light_compute.sum()),
         memory_fraction=min(memory / step_s, 1.0), compute_fraction=min(computing / step_s, 1.0),
         kv_fraction=min(float((reading * times.cache_share).sum()) / step_s, 1.0), b_star=b_star,
+        basis=_MEASURED if deployment.device.vendor == "cpu" else _DATASHEET,
     )  # fmt: skip
 
 
@@ -109,10 +115,13 @@ def _decoding(seen: Evidence) -> float:
 
 
 def _context(seen: Evidence) -> float | None:
-    """Mean tokens of a running sequence: what the cache holds, else the lengths of finished requests."""
+    """Mean tokens of a running sequence: prompt and half the answer of finished requests, else what the cache holds."""
+    prompt, answer = seen.mean_of("input_tokens"), seen.mean_of("output_tokens")
+    if not math.isnan(prompt):
+        return prompt + (0.0 if math.isnan(answer) else answer / 2.0)
     used = seen.kv_usage * seen.kv_total_tokens
     busy = seen.running.size == used.size and seen.running > 0
-    if used.size and np.any(busy) and not math.isnan(seen.kv_total_tokens):
-        return float(np.mean(used[busy] / seen.running[busy]))
-    prompt, answer = seen.mean_of("input_tokens"), seen.mean_of("output_tokens")
-    return None if math.isnan(prompt) else prompt + (0.0 if math.isnan(answer) else answer / 2.0)
+    if not used.size or not np.any(busy) or math.isnan(seen.kv_total_tokens):
+        return None
+    # A sequence's last block is half empty on average.
+    return max(float(np.mean(used[busy] / seen.running[busy])) - seen.block_tokens / 2.0, 1.0)

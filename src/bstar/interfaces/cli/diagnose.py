@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from bstar.interfaces.cli.connection import connection_options, metrics_at, take
 from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
-from bstar.units import format_seconds
+from bstar.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from bstar.measure.server.snapshot import Snapshot
@@ -61,8 +62,8 @@ def diagnose(
 
     if (url is None) == (folder is None):
         raise SpecError("--url: give a running server, or --run with a folder of bstar bench (one of the two)")
-    if folder is not None and (watching or telemetry is not None):
-        raise SpecError(f"{'--watch' if watching else '--telemetry'}: is for a running server; a run holds its own")
+    if folder is not None:
+        _refuse_live_options(watching=watching, telemetry=telemetry)
     if watching and as_json:
         raise SpecError("--watch: shows a live view; leave --json out")
     if interval >= window:
@@ -79,18 +80,32 @@ def diagnose(
         return
     assert url is not None
     source = metrics_at(url, connection)
-    log = _log(telemetry)
+    logged = _log(telemetry) is not None  # what is no log is an error now, not at the end
 
     def look(on_scrape: Any = None) -> Diagnosis:
-        with _Gpus(telemetry if log is None else None, interval) as gpus:
+        started_s = time.time()
+        with _Gpus(None if logged else telemetry, interval) as gpus:
             seen = watch(source, window_s=window, interval_s=interval, on_scrape=on_scrape)
-        return diagnosed(seen, built, telemetry=log if log is not None else gpus.seen, max_num_seqs=seats,
+        log = _log(telemetry)  # it may have grown meanwhile
+        found = gpus.seen if log is None else log.inside(started_s, time.time())
+        return diagnosed(seen, built, telemetry=found, max_num_seqs=seats,
                          max_num_batched_tokens=budget, input_tokens=mean_input, output_tokens=mean_output)
 
     if watching:
         _watch(look)
         return
     _print(look(), as_json)
+
+
+def _refuse_live_options(*, watching: bool, telemetry: str | None) -> None:
+    """A run holds its own window and samples."""
+    context = click.get_current_context()
+    given = [f"--{name}" for name in ("window", "interval")
+             if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE]
+    given += ["--watch"] if watching else []
+    given += ["--telemetry"] if telemetry is not None else []
+    if given:
+        raise SpecError(f"{given[0]}: is for a running server; a run holds its own")
 
 
 def _print(found: Diagnosis, as_json: bool) -> None:
@@ -159,7 +174,7 @@ def _gauges(snapshot: Snapshot) -> str:
 def _parts(found: Diagnosis) -> list[Any]:
     seen = found.evidence
     parts: list[Any] = [output.heading(found.finding.title, f"{seen.engine}, {format_seconds(seen.duration_s)} seen, "
-                                       f"{seen.running.size} scrapes")]
+                                       f"{seen.scrapes} scrapes")]
     parts += [output.line("  " + text) for text in found.finding.because]
     if found.finding.also:
         parts.append(output.line("  beside it: " + ", ".join(w.replace("_", "-") for w in found.finding.also)))
@@ -168,9 +183,12 @@ def _parts(found: Diagnosis) -> list[Any]:
         rows = [(e.change, _times(e.throughput), _times(e.ttft), _times(e.tpot), e.failed or e.reason)
                 for e in found.effects]
         parts += [output.line(""), output.table(("what would move it", "tok/s", "TTFT", "TPOT", ""), rows)]
-        best = next((e for e in found.effects if e.command and (e.throughput or 0) > 1.0), None)
-        if best is not None:
-            parts.append(output.line(best.command))
+        if found.best is not None:
+            parts.append(output.line(f"{found.best.change}:"))
+            parts.append(output.verbatim(found.best.command))
+        elif any(e.throughput is not None for e in found.effects):
+            suffers = "TTFT" if found.requests_wait else "throughput"
+            parts.append(output.line(f"none of them is predicted to better {suffers}"))
     parts += [output.line("note: " + note, style="dim") for note in found.notes]
     return parts
 
@@ -179,23 +197,55 @@ def _times(value: float | None) -> str:
     return "–" if value is None else f"× {value:.2f}"
 
 
+def _count(value: float | None) -> str:
+    return "–" if value is None or value != value else format_count(value, digits=4)
+
+
 def _facts(found: Diagnosis) -> list[tuple[str, ...]]:
     seen, use = found.evidence, found.use
     seats = "" if seen.max_num_seqs is None else f"of {seen.max_num_seqs:,} seats"
+    if "max_num_seqs" in seen.assumed:
+        seats += " (the engine's default, not told)"
     facts: list[tuple[str, ...]] = [
-        ("running", output.number(seen.mean_running), seats), ("waiting", output.number(seen.mean_waiting), ""),
+        ("running", _count(seen.mean_running), seats), ("waiting", _count(seen.mean_waiting), ""),
         ("KV use", output.percent(seen.kv_usage.mean() if seen.kv_usage.size else None),
-         f"{output.number(seen.preemptions)} preemptions"),
-        ("output", f"{output.number(seen.seen.rate('generated_tokens'))} tok/s",
-         f"{output.number(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
-        ("step", format_seconds(seen.step_s), f"{output.number(seen.step_tokens)} tokens"),
+         f"{_count(seen.preemptions)} preemptions"),
+        ("output", f"{_count(seen.seen.rate('generated_tokens'))} tok/s",
+         f"{_count(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
+        ("step", format_seconds(seen.step_s), f"{_count(seen.step_tokens)} tokens"),
     ]  # fmt: skip
     for label, name in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("queue", "queue_s")):
         value = seen.mean_of(name)
         if value == value:
             facts.append((label, format_seconds(value), "mean, as the server says"))
     if use is not None:
-        facts.append(("MBU / MFU", f"{use.mbu:.0%} / {use.mfu:.0%}", "of the datasheet's bandwidth and peak"))
+        facts.append(("MBU / MFU", f"{use.mbu:.0%} / {use.mfu:.0%}", use.basis))
         facts.append(("predicted step", format_seconds(use.predicted_s),
                       f"the measured one is × {use.step_s / use.predicted_s:.2f}"))
+    if seen.telemetry is not None:
+        facts += _gpu_facts(seen.telemetry)
+    return facts
+
+
+def _gpu_facts(telemetry: Telemetry) -> list[tuple[str, ...]]:
+    """What the source shows, means over samples and GPUs."""
+    shown = {name: telemetry.mean(name) for name in (
+        "gpu_busy_fraction", "memory_busy_fraction", "dram_active_fraction", "tensor_active_fraction", "power_w",
+        "memory_used_bytes", "memory_total_bytes")}  # fmt: skip
+    count = len({s.gpu for s in telemetry.samples})
+    of_each = f"on average of {count} GPUs" if count > 1 else ""
+    facts: list[tuple[str, ...]] = [("GPU samples", f"{len(telemetry.samples):,}", telemetry.source)]
+    for label, name, note in (
+        ("GPU busy", "gpu_busy_fraction", "of the time"),
+        ("memory busy", "memory_busy_fraction", "of the time: no share of the bandwidth"),
+        ("bandwidth used", "dram_active_fraction", "of the memory's"),
+        ("tensor cores", "tensor_active_fraction", "of the time"),
+    ):
+        if shown[name] is not None:
+            facts.append((label, output.percent(shown[name]), note))
+    if shown["power_w"] is not None:
+        facts.append(("power", f"{_count(shown['power_w'])} W", of_each))
+    used, total = shown["memory_used_bytes"], shown["memory_total_bytes"]
+    if used is not None:
+        facts.append(("GPU memory", format_bytes(used), of_each if total is None else f"of {format_bytes(total)}"))
     return facts
