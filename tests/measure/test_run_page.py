@@ -40,6 +40,56 @@ def test_page_holds_everything_and_escapes_what_servers_say() -> None:
     assert "href=" not in page.replace('xlink:href="#', "")
 
 
+def test_every_figure_has_its_unit() -> None:
+    page = run_page(recorded(
+        output_tokens_per_s=12288.4, total_tokens_per_s=24576.0, requests_per_s=7.39,
+        health={"client_limited": False, "cpu_fraction": 0.03, "dispatch_delay_s": {"p99": 0.0007}},
+        server={"gauges": {"running": {"mean": 3.25, "max": 4.0}, "kv_usage_fraction": {"mean": 0.00562, "max": 0.5}},
+                "counters": {"prompt_tokens": 240000.0, "preemptions": 2.0},
+                "in_flight": {"requests": 3.9, "waiting": None},
+                "histograms": {"queue_s": {"count": 8.0, "mean": 17e-6, "p50": None, "p95": None, "p99": None},
+                               "ttft_s": {"count": 8.0, "mean": 0.2, "p50": None, "p95": 0.35, "p99": None,
+                                          "buckets": {"p50": [0.0, 0.3], "p95": [0.3, 0.4], "p99": [0.4, None]}}}},
+        gpu={"source": "nvml", "gpu_busy_fraction": {"mean": 0.97, "max": 1.0},
+             "power_w": {"mean": 512.2, "max": 600.0}, "sm_clock_hz": {"mean": 1.98e9, "max": 1.98e9},
+             "memory_used_bytes": {"mean": 2.0**36, "max": 2.0**36}},
+    ))  # fmt: skip
+    for text in (
+        "12,288 tokens/s", "24,576 tokens/s", "7.390 requests/s", "CPU share of a core</td><td>3%",
+        "running</td><td>3.250 requests</td><td>4 requests", "kv usage</td><td>0.562%</td><td>50%",
+        "in the server, by latencies</td><td>3.900 requests", "prompt tokens</td><td>240,000 tokens",
+        "queue</td><td>8</td><td>17.0 µs</td><td>–</td>", "ttft</td><td>8</td><td>200 ms</td><td>0 s – 300 ms</td>"
+        "<td>350 ms</td><td>&gt; 400 ms", "gpu busy</td><td>97% (max 100%)", "power</td><td>512.2 W",
+        "sm clock</td><td>1.98 GHz", "memory used</td><td>64.00 GiB",
+    ):  # fmt: skip
+        assert text in page, text
+    assert "e+0" not in page
+
+
+def test_the_slo_is_stated() -> None:
+    run = recorded(slo_attainment_fraction=1 / 12, meets_slo=False, goodput_requests_per_s=0.5)
+    assert "<h2>SLO</h2>" not in run_page(run)
+    run.config["slo"] = {"ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None, "attainment_fraction": 0.9}
+    page = run_page(run)
+    for text in ("TTFT ≤ 500 ms, TPOT ≤ 50.0 ms for 90% of the requests", "8.33%: missed", "0.5000 requests/s"):
+        assert text in page, text
+
+
+def test_the_wall_stands_at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bstar.measure.server.snapshot import Window
+    from bstar.tuning import recorded as module
+    from bstar.tuning.evidence import Evidence
+
+    eight, empty = np.full(10, 8.0), np.zeros(0)
+    seen = Evidence(engine="vllm", duration_s=10.0, running=eight, waiting=eight, kv_usage=empty, seen=Window(
+        duration_s=10.0, engine="vllm", restarted=False, counters={"generated_tokens": 5e3}, histograms={}))
+    assert "wall:" not in run_page(recorded())
+    monkeypatch.setattr(module, "evidence_of_recorded", lambda run: seen)
+    page = run_page(recorded())
+    assert "wall: <b>max_num_seqs</b>" in page
+    assert "8 of 8 seats" in page
+
+
 def test_charts_show_all_requests_of_a_small_run() -> None:
     specs = chart_specs(recorded())
     assert [s["encoding"]["y"]["title"] for s in specs] == [

@@ -16,7 +16,7 @@ import numpy as np
 
 from bstar.errors import ConfigError
 from bstar.files import write_whole
-from bstar.units import format_seconds
+from bstar.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from bstar.measure.folder import RecordedRun
@@ -26,6 +26,10 @@ _LATENCIES: Final = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), (
 _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "max")
 # A chart shows at most so many points of a run: the eye sees no more, and the page stays small.
 _POINTS: Final = 1_500
+# Last word of a field's name -> how it is written beside a value.
+_UNITS: Final = {"w": "W", "c": "°C", "tokens": "tokens", "running": "requests", "waiting": "requests",
+                 "capacity": "requests", "requests": "requests"}  # fmt: skip
+_WITH_UNIT: Final = ("s", "fraction", "bytes", "hz", "w", "c")
 _WIDTH, _HEIGHT = 420, 190
 _STYLE: Final = """
 body{font:15px/1.45 system-ui,'Liberation Sans',Arial,sans-serif;margin:2rem auto;max-width:1000px;padding:0 1rem;
@@ -55,7 +59,9 @@ def run_page(run: RecordedRun) -> str:
     title = f"{server.get('model') or 'run'} · {load.get('name') or run.path.name}"
     parts = [f"<h1>{_text(title)}</h1>", f'<p class="soft">{_text(_subtitle(run, server))}</p>']
     parts += [f'<p class="bad">no result of the server: {_text(r)}</p>' for r in verdict.get("reasons") or ()]
+    parts += _wall(run)
     parts += ["<h2>Latency</h2>", _latency(summary), "<h2>Throughput</h2>", _facts(_rates(summary))]
+    parts += _slo(summary, _mapping(run.config.get("slo")))
     parts += ["<h2>In time</h2>", _charts(run)]
     if summary.get("errors"):
         rows = [(kind, str(e.get("count")), str(e.get("example") or "")) for kind, e in summary["errors"].items()]
@@ -93,13 +99,40 @@ def _latency(summary: Mapping[str, Any]) -> str:
     return _table(("", *_STATISTICS, "± of mean (95 %)"), rows)
 
 
+def _wall(run: RecordedRun) -> list[str]:
+    """The wall that the server stood at, and why, where its own counters tell it."""
+    from bstar.tuning.recorded import evidence_of_recorded
+    from bstar.tuning.walls import find_wall
+
+    seen = evidence_of_recorded(run)
+    if seen is None:
+        return []
+    found = find_wall(seen)
+    because = "; ".join(found.because)
+    return [f'<p>wall: <b>{_text(found.title)}</b> <span class="soft">{_text(because)} '
+            "(more: bstar diagnose --run)</span></p>"]
+
+
 def _rates(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [(label, _number(summary.get(key))) for label, key in (
-        ("output tokens/s", "output_tokens_per_s"), ("all tokens/s", "total_tokens_per_s"),
-        ("requests/s", "requests_per_s"), ("goodput, requests/s", "goodput_requests_per_s"),
-        ("SLO attainment", "slo_attainment_fraction"))]  # fmt: skip
     steady = _mapping(summary.get("steady")).get("output_tokens_per_s")
-    return [*rows, ("output tokens/s while loaded", _number(steady))]
+    return [("output", _number(summary.get("output_tokens_per_s"), "tokens/s")),
+            ("with prompts", _number(summary.get("total_tokens_per_s"), "tokens/s")),
+            ("requests", _number(summary.get("requests_per_s"), "requests/s")),
+            ("output while loaded", _number(steady, "tokens/s"))]
+
+
+def _slo(summary: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """What was asked and what was kept; nothing where nothing was asked."""
+    limits = [f"{name.removesuffix('_s').upper()} ≤ {format_seconds(float(asked[name]))}"
+              for name in ("ttft_s", "tpot_s", "e2e_s") if asked.get(name) is not None]
+    if not limits:
+        return []
+    wanted = _quantity("fraction", asked.get("attainment_fraction"))
+    attained = _quantity("fraction", summary.get("slo_attainment_fraction"))
+    return ["<h2>SLO</h2>", _facts([
+        ("limits", f"{', '.join(limits)} for {wanted} of the requests"),
+        ("attainment", f"{attained}: {'met' if summary.get('meets_slo') else 'missed'}"),
+        ("goodput", _number(summary.get("goodput_requests_per_s"), "requests/s"))])]
 
 
 def _client(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -107,28 +140,46 @@ def _client(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("limited by the client", "yes" if health.get("client_limited") else "no")]
     for key, label in (("dispatch_delay_s", "sent late (p99)"), ("loop_lag_s", "event loop late (p99)")):
         rows.append((label, _seconds(_mapping(health.get(key)).get("p99"))))
-    rows.append(("of a core", _number(health.get("cpu_fraction"))))
+    rows.append(("CPU share of a core", _quantity("fraction", health.get("cpu_fraction"))))
     tokens = _mapping(summary.get("tokens"))
     rows.append(("tokens counted by", ", ".join(_mapping(tokens.get("counted_by"))) or "–"))
     hits = _mapping(summary.get("prefix_cache")).get("hit_fraction")
-    return [*rows, ("prefix cache hits", "–" if hits is None else f"{hits:.1%}")]
+    return [*rows, ("prefix cache hits", "–" if hits is None else f"{hits:.1%} of prompt tokens")]
 
 
 def _server(server: Mapping[str, Any]) -> str:
-    gauges = [(name, _number(g.get("mean")), _number(g.get("max"))) for name, g in
+    gauges = [(_name(name), _quantity(name, g.get("mean")), _quantity(name, g.get("max"))) for name, g in
               _mapping(server.get("gauges")).items()]  # fmt: skip
-    counters = [(name, _number(value)) for name, value in _mapping(server.get("counters")).items()]
-    histograms = [(name, *(_number(_mapping(h).get(s)) for s in ("count", "mean", "p50", "p95", "p99")))
-                  for name, h in _mapping(server.get("histograms")).items()]
-    parts = [_table(("gauge", "mean", "max"), gauges)] if gauges else []
+    held = _mapping(server.get("in_flight"))
+    # By the latencies that it counts: gauges are read at moments, and some of those lie between two waves.
+    gauges += [(f"{label}, by latencies", _number(held.get(name), "requests"), "") for label, name in
+               (("in the server", "requests"), ("waiting", "waiting")) if held.get(name) is not None]
+    counters = [(_name(name), _quantity(name, value)) for name, value in _mapping(server.get("counters")).items()]
+    histograms = [(_name(name), _number(h.get("count")), _quantity(name, h.get("mean")),
+                   *(_percentile(name, h, s) for s in ("p50", "p95", "p99")))
+                  for name, h in ((n, _mapping(h)) for n, h in _mapping(server.get("histograms")).items())]
+    parts = [_table(("gauge, while loaded", "mean", "max"), gauges)] if gauges else []
     parts += [_table(("counter", "in the run"), counters)] if counters else []
-    parts += [_table(("histogram", "count", "mean", "p50", "p95", "p99"), histograms)] if histograms else []
+    if histograms:
+        parts += [_table(("histogram", "observations", "mean", "p50", "p95", "p99"), histograms),
+                  '<p class="soft">a range: the bucket that the percentile lies in is all that the server tells</p>']
     return "<br>".join(parts)
 
 
+def _percentile(name: str, histogram: Mapping[str, Any], statistic: str) -> str:
+    """The value, or the bucket where that is wider than the value; nothing where one bucket holds all."""
+    bucket = _mapping(histogram.get("buckets")).get(statistic)
+    if bucket is None:
+        return "–"
+    if histogram.get(statistic) is not None:
+        return _quantity(name, histogram[statistic])
+    low, high = bucket
+    return f"> {_quantity(name, low)}" if high is None else f"{_quantity(name, low)} – {_quantity(name, high)}"
+
+
 def _gpu(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, f"{_number(v.get('mean'))} (max {_number(v.get('max'))})") for name, v in gpu.items()
-            if isinstance(v, Mapping) and "mean" in v]
+    return [(_name(name), f"{_quantity(name, v.get('mean'))} (max {_quantity(name, v.get('max'))})")
+            for name, v in gpu.items() if isinstance(v, Mapping) and "mean" in v]
 
 
 # charts ----------------------------------------------------------------------------------------------------
@@ -199,10 +250,32 @@ def _seconds(value: Any) -> str:
     return "–" if not isinstance(value, int | float) else format_seconds(float(value))
 
 
-def _number(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _number(value: Any, unit: str = "") -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         return "–"
-    return f"{value:,.4g}"
+    return f"{format_count(value, digits=4)} {unit}".rstrip()
+
+
+def _name(name: str) -> str:
+    """A field's name without its unit, which stands beside the value."""
+    words = name.split("_")
+    return " ".join(words[:-1] if words[-1] in _WITH_UNIT and words[1:] else words)
+
+
+def _quantity(name: str, value: Any) -> str:
+    """A value with the unit that its field's name ends in."""
+    number, unit = _number(value), name.split("_")[-1]
+    if number == "–":
+        return number
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "fraction":
+        return f"{format_count(100.0 * value, digits=3)}%"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "hz":
+        return format_rate(value, "Hz")
+    return f"{number} {_UNITS.get(unit, '')}".rstrip()
 
 
 def _width(interval: Any) -> str:
