@@ -52,7 +52,8 @@ def _show(found: RunComparison) -> None:
         sources.append(("", *("no result" if r.invalid else "" for r in found.runs)))
     parts: list[Any] = [output.table(tuple(heads), [*sources, *rows])]
     parts.append(output.line("± half of the 95 % interval (of a share its ends) from the run's requests, none where "
-                             "they are too few; ratios are to the first run; * the intervals do not touch", style="dim"))
+                             "they are too few; ratios are to the first run; * the intervals do not touch",
+                             style="dim"))
     parts += [output.line("note: " + note, style="dim") for note in found.notes]
     output.show(*parts)
 
