@@ -49,7 +49,7 @@ class Probe:
         observer = ServerObserver(metrics_of(server.endpoint, self.metrics_url), interval_s=self.scrape_s)
         options = replace(self.options, observers=(*self.options.observers, observer))
         found = bench(server, self.load(value), options, out=_free(place))
-        if found.interrupted:
+        if found.interrupted or found.stop_asked:
             raise InterruptedTuningError("interrupted")
         return found
 
