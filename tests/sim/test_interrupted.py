@@ -163,8 +163,7 @@ def test_a_slice_is_made_whole() -> None:
             raise KeyboardInterrupt
         return False
 
-    with pytest.raises(KeyboardInterrupt):
-        in_slices(advance, from_s=5.0, span_s=0.0, until_s=100.0)
+    assert in_slices(advance, from_s=5.0, span_s=0.0, until_s=100.0)
     assert reached == [6.0, 8.0, 8.0]
 
 

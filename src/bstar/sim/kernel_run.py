@@ -44,11 +44,8 @@ def run_kernel(
     steps = LogFold(deployed.model, cost, kv_blocks=settings.num_blocks - 1, block_size=settings.block_size,
                     expected_rows=4 * traffic.num_requests + 1024 if keep else 1)
     engine.sink = steps.fold
-    compile_s, interrupted = loaded(engine.advance), False
-    try:
-        run_sliced(engine, traffic, until_s, progress)
-    except KeyboardInterrupt:
-        interrupted = True
+    compile_s = loaded(engine.advance)
+    interrupted = run_sliced(engine, traffic, until_s, progress)
     if keep:
         steps.fold(engine.runs, engine.gaps_s)
     made = _made_tokens(engine, traffic, settings.max_model_len)
@@ -60,8 +57,11 @@ def run_kernel(
     )  # fmt: skip
 
 
-def run_sliced(engine: Any, traffic: Traffic, until_s: float, progress: Progress | None) -> None:
-    """Run a compiled engine (`advance`, `num_finished`, `now_s`) on, to the end or to `until_s`."""
+def run_sliced(engine: Any, traffic: Traffic, until_s: float, progress: Progress | None) -> bool:
+    """Run a compiled engine (`advance`, `num_finished`, `now_s`) on, to the end, to `until_s` or to an interrupt.
+
+    Returns whether it was interrupted.
+    """
 
     def advance(horizon_s: float) -> bool:
         done = bool(engine.advance(horizon_s))
@@ -69,7 +69,7 @@ def run_sliced(engine: Any, traffic: Traffic, until_s: float, progress: Progress
             progress(int(engine.num_finished), traffic.num_requests, float(engine.now_s))
         return done
 
-    in_slices(advance, from_s=float(traffic.arrival_s[0]), span_s=traffic.span_s, until_s=until_s)
+    return in_slices(advance, from_s=float(traffic.arrival_s[0]), span_s=traffic.span_s, until_s=until_s)
 
 
 def _made_tokens(engine: Any, traffic: Traffic, max_model_len: int) -> Ints:

@@ -20,22 +20,21 @@ def loaded(advance: Callable[[float], bool]) -> float:
     return time.perf_counter() - begun
 
 
-def in_slices(advance: Callable[[float], bool], *, from_s: float, span_s: float, until_s: float = math.inf) -> None:
+def in_slices(advance: Callable[[float], bool], *, from_s: float, span_s: float, until_s: float = math.inf) -> bool:
     """Call `advance` with later and later moments, until it says that nothing is left, or `until_s` is reached.
 
-    A slice takes about 0.2 s of the clock; the first is a small part of `span_s`. An interrupt (KeyboardInterrupt)
-    is raised when the slice that it fell into is whole, so that engines side by side stop at one moment; a second
-    one ends it at once.
+    A slice takes about 0.2 s of the clock; the first is a small part of `span_s`. Returns whether it was interrupted
+    (Ctrl-C): then when the slice was whole, so that engines side by side stop at one moment. A second interrupt is
+    raised at once.
     """
     slice_s, horizon_s = max(span_s / _FIRST_SLICES, 1.0), from_s
-    while True:
-        horizon_s = min(horizon_s + slice_s, until_s)
-        begun = time.perf_counter()
-        try:
-            done = advance(horizon_s)
-        except KeyboardInterrupt:
-            advance(horizon_s)
-            raise
-        if done or horizon_s >= until_s:
-            return
-        slice_s *= 2.0 if time.perf_counter() - begun < _SLICE_WALL_S else 0.5
+    try:
+        while True:
+            horizon_s = min(horizon_s + slice_s, until_s)
+            begun = time.perf_counter()
+            if advance(horizon_s) or horizon_s >= until_s:
+                return False
+            slice_s *= 2.0 if time.perf_counter() - begun < _SLICE_WALL_S else 0.5
+    except KeyboardInterrupt:
+        advance(horizon_s)
+    return True

@@ -59,6 +59,8 @@ _COMPILED_S = 3.0
 # Label and figure beside a picture.
 _MARGINS = 21
 _INTERRUPTED = 130
+# In the context of the command: whether a run has begun.
+_BEGUN = "bstar.simulate.begun"
 
 
 @click.command("simulate", cls=SectionedCommand, epilog=_EPILOG)
@@ -87,7 +89,7 @@ def simulate(model_name: str | None, policy: str, compare: str | None, start: st
              requests_out: Path | None,
              trace_out: Path | None, series_points: int | None, as_json: bool, **options: Any) -> None:
     """Simulate an engine's scheduler, step by step, under a load: latencies, throughput, goodput, preemptions."""
-    with _interruptible("before the first step"):
+    with _interruptible():
         _check_outputs(requests_out, trace_out)
         if series_points is not None and not as_json:
             raise SpecError("--series-points: is a part of the JSON; add --json, or leave it out")
@@ -109,7 +111,6 @@ def simulate(model_name: str | None, policy: str, compare: str | None, start: st
             _compare(built, load, slo, compare, cluster, as_json)
             return
         several = _run(built, load, given, slo, cluster, policy=policy, even=start == "even", count=replications)
-    with _interruptible("before all was written"):
         result = several.results[0]
         _write(result, requests_out, trace_out)
         if as_json:
@@ -124,13 +125,15 @@ def simulate(model_name: str | None, policy: str, compare: str | None, start: st
 
 
 @contextmanager
-def _interruptible(when: str) -> Iterator[None]:
-    """Ctrl-C where there is nothing to print: a line that says so, and the exit code."""
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C where a run does not take it, and a second one: a line that says so, and the exit code."""
+    context = click.get_current_context()
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"interrupted {when}", err=True)
-        click.get_current_context().exit(_INTERRUPTED)
+        begun = context.meta.get(_BEGUN, False)
+        click.echo(f"interrupted before {'all was written' if begun else 'the first step'}", err=True)
+        context.exit(_INTERRUPTED)
 
 
 def _check_outputs(requests_out: Path | None, trace_out: Path | None) -> None:
@@ -269,21 +272,20 @@ def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, clus
             return serve_as(built, load, name, cluster=cluster, slo=slo, progress=report)
 
     comparison = compared(wanted, serve)
-    with _interruptible("before all was written"):
-        if as_json:
-            output.print_json(
-                comparison.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)})
-        elif comparison.results:
-            _show_comparison(built, load, comparison)
-        else:
-            click.echo(f"interrupted before {wanted[0]} had served all requests: nothing to compare", err=True)
+    if as_json:
+        output.print_json(
+            comparison.to_dict() | {"load": describe_traffic(load), "deployment": describe(built)})
+    elif comparison.results:
+        _show_comparison(built, load, comparison)
+    else:
+        click.echo(f"interrupted before {wanted[0]} had served all requests: nothing to compare", err=True)
     if comparison.interrupted:
         click.get_current_context().exit(_INTERRUPTED)
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Progress | None]:
-    """A bar on stderr in a terminal, once the run has taken a while; None elsewhere. Compiling is told anywhere."""
+def _progress(what: str) -> Iterator[Progress]:
+    """A bar on stderr in a terminal, once the run has taken a while. Compiling is told anywhere."""
     from bstar.sim.compiling import on_compile
 
     said: list[bool] = []
@@ -293,12 +295,16 @@ def _progress(what: str) -> Iterator[Progress | None]:
             said.append(True)
             click.echo("note: compiling the simulator, once on this machine for each release (a minute)", err=True)
 
-    with on_compile(tell):
-        if sys.stderr.isatty():
-            with _bar(what) as report:
-                yield report
-        else:
-            yield None
+    with on_compile(tell), _bar(what) as bar:
+        meta, terminal = click.get_current_context().meta, sys.stderr.isatty()
+
+        def report(done: int, total: int, clock_s: float) -> None:
+            meta[_BEGUN] = True
+            if terminal:
+                bar(done, total, clock_s)
+
+        yield report
+        meta[_BEGUN] = True
 
 
 @contextmanager

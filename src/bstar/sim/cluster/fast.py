@@ -106,11 +106,7 @@ def _apart(
                 progress(sum(e.num_finished for e in engines), traffic.num_requests, max(e.now_s for e in engines))
             return done
 
-        try:
-            in_slices(advance, from_s=float(traffic.arrival_s[0]), span_s=traffic.span_s, until_s=until_s)
-        except KeyboardInterrupt:
-            return True
-    return False
+        return in_slices(advance, from_s=float(traffic.arrival_s[0]), span_s=traffic.span_s, until_s=until_s)
 
 
 def _together(pool: ThreadPoolExecutor, engines: list[KernelEngine], horizon_s: float) -> bool:

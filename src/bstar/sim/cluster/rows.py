@@ -213,7 +213,9 @@ class FastCluster(Cluster):
             self._come_to(until_s, progress)
             self.now = until_s
             self._sweep()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as pressed:
+            if isinstance(pressed.__context__, KeyboardInterrupt):  # the second one, while engines came to one moment
+                raise
             self.interrupted = True
             self._stop()
         self._restore()
@@ -230,7 +232,8 @@ class FastCluster(Cluster):
                 progress(self.retired + int(self.stack.states.n[:, FINISHED].sum()), total, min(horizon_s, at_s))
             return all(done)
 
-        in_slices(advance, from_s=self.even_s, span_s=float(self._times[-1]), until_s=at_s)
+        if in_slices(advance, from_s=self.even_s, span_s=float(self._times[-1]), until_s=at_s):
+            raise KeyboardInterrupt
         self.even_s = at_s
 
     def _stop(self) -> None:

@@ -143,11 +143,8 @@ def run_fast(
     cost = step_cost(
         deployed.deployment, max_tokens=widest + seats, max_sequences=2 * seats, one_rank=True, model=deployed.model)
     kernel = policy_kernel(settings, options, traffic, cost)
-    compile_s, interrupted = loaded(kernel.advance), False
-    try:
-        run_sliced(kernel, traffic, until_s, progress)
-    except KeyboardInterrupt:
-        interrupted = True
+    compile_s = loaded(kernel.advance)
+    interrupted = run_sliced(kernel, traffic, until_s, progress)
     s = kernel.state
     begun = ~np.isnan(s.first_s)
     return EngineRun(

@@ -152,11 +152,8 @@ def run_lock_step(
 ) -> EngineRun:
     """Serve `traffic` on all ranks of `deployed`, to the end, to `until_s` or to an interrupt."""
     engine = LockStepEngine(deployed, traffic)
-    compile_s, interrupted = loaded(engine.advance), False
-    try:
-        run_sliced(engine, traffic, until_s, progress)
-    except KeyboardInterrupt:
-        interrupted = True
+    compile_s = loaded(engine.advance)
+    interrupted = run_sliced(engine, traffic, until_s, progress)
     engine.drain()
     out, settings = engine.out, deployed.settings
     asked = np.minimum(traffic.output_tokens, np.maximum(settings.max_model_len - traffic.input_tokens, 1))
