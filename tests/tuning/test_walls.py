@@ -188,6 +188,19 @@ def test_seats_that_are_free_for_a_moment_are_taken_all_the_same() -> None:
         assert find_wall(evidence_of(seen, max_num_seqs=told, max_num_batched_tokens=8192)).wall == "max_num_seqs"
 
 
+@pytest.mark.parametrize(("running", "expected"), [
+    ((8, 8, 1, 8, 8, 1, 8, 8, 1, 8, 1), "max_num_seqs"),  # clients in step, by a real vLLM: waves of eight
+    ((7, 8, 7, 7, 8, 7, 7, 8, 7, 7, 7), "max_num_seqs"),  # one leaves in most steps
+    ((2, 3, 3, 2, 3, 3, 1, 4, 2, 3, 2), "unknown"),  # a spread, and its end
+])  # fmt: skip
+def test_a_limit_is_no_end_of_a_spread(running: tuple[int, ...], expected: str) -> None:
+    seen = [replace(s, gauges={**s.gauges, "running": float(n)})
+            for s, n in zip(snapshots(waiting=5.0, prompt_per_step=16.0), running, strict=True)]
+    found = find_wall(evidence_of(seen))
+    assert found.wall == expected
+    assert found.seats == (8 if expected == "max_num_seqs" else None)
+
+
 def deployed(**flags: Any) -> Any:
     return bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", tp=1, **flags)
 

@@ -103,6 +103,25 @@ def test_every_seat_taken_and_requests_waiting(server, told):
     assert found.evidence.mean_running > 6
 
 
+def test_seats_that_are_told_nowhere_are_seen(server):
+    """vLLM exports no max_num_seqs, and the deployment's default says 128: eight run while others wait."""
+    found = seen_under(server.url, closed_loop(16, 128, 64, 96), on_cpu(server.model))
+    assert found.finding.wall == "max_num_seqs", found.to_dict()
+    assert found.finding.seats == 8
+    assert any("8 seats seem to be set, the deployment assumes 128" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("told", [1024, None])
+def test_a_few_long_prompts_that_run_are_no_seats(server, told):
+    """Three or four prompts of 1,500 fill steps of 1,024: that no more run is the budget's doing."""
+    found = seen_under(server.url, closed_loop(8, 1500, 4, 24), seen_s=12.0, max_num_batched_tokens=told)
+    assert found.finding.wall != "max_num_seqs", found.to_dict()
+    if told is not None or found.finding.wall != "unknown":
+        assert found.finding.wall == "token_budget", found.to_dict()
+    else:  # nothing tells it from three seats
+        assert "give --max-num-seqs and --max-num-batched-tokens" in found.finding.because[-1]
+
+
 @contextmanager
 def throttled(share: float, period_s: float = 0.4) -> Iterator[None]:
     """The workers of a bench in this process run for so small a share of the time, as under a CPU quota."""

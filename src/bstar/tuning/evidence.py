@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-# Requests that are cut by the window's ends are one in so many of those that Little's law counts, or fewer.
-_LEAST_REQUESTS_LONG = 4.0
+# How many mean requests long a window must be: the seconds of those that its ends cut are others' by then.
+_LEAST_REQUESTS_LONG = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

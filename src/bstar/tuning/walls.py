@@ -141,7 +141,8 @@ def _seats_taken(seen: Evidence, waits: str, seats: int, told: str) -> Finding:
     # By latencies a request runs a moment longer than it has its seat; no more than all seats are taken.
     running = min(seen.mean_running, max(float(seats), float(seen.running.mean())))
     return Finding(wall="max_num_seqs", because=(
-        waits, f"{running:.3g} of {seats:,} seats ({told}) are taken on average", *_usage(seen)))
+        waits, f"{running:.3g} of {seats:,} seats ({told}) are taken on average, nearly all at "
+        f"{_taken_share(seen, seats):.0%} of the scrapes", *_usage(seen)))
 
 
 def _unsaid(seen: Evidence, waits: str) -> Finding:
@@ -188,8 +189,12 @@ def _cache_full(seen: Evidence) -> bool:
 
 def _keeps_to(seen: Evidence, seats: float) -> bool:
     """Seats are free for a moment between an answer and the next admission: most scrapes decide, not the mean."""
-    taken = seen.running >= seats - max(_FREE_SEATS * seats, 1.0)
-    return bool(taken.size) and float(np.mean(taken)) >= _MOST
+    return _taken_share(seen, seats) >= _MOST
+
+
+def _taken_share(seen: Evidence, seats: float) -> float:
+    """Share of scrapes at which nearly all seats were taken."""
+    return float(np.mean(seen.running >= seats - max(_FREE_SEATS * seats, 1.0))) if seen.running.size else 0.0
 
 
 def _guessed_seats(seen: Evidence) -> int | None:
@@ -197,8 +202,9 @@ def _guessed_seats(seen: Evidence) -> int | None:
     if seen.running.size < _FEWEST_SCRAPES or _crowded(seen):
         return None
     most = float(seen.running.max())
-    mean = max(seen.mean_running, float(seen.running.mean()))
-    return int(most) if most >= 1 and _keeps_to(seen, most) and mean >= _MOSTLY_TAKEN * most else None
+    # A spread of small numbers lies near its end too; a limit is reached mostly, or all but reached on average.
+    limit = _steady(seen) or max(seen.mean_running, float(seen.running.mean())) >= _MOSTLY_TAKEN * most
+    return int(most) if most >= 1 and limit and _keeps_to(seen, most) else None
 
 
 def _steady(seen: Evidence) -> bool:
