@@ -154,6 +154,17 @@ def test_a_second_interrupt_ends_at_once() -> None:
     assert reached == [10.0, 30.0, 70.0, 70.0]
 
 
+def test_a_second_interrupt_in_the_same_slice_ends_at_once() -> None:
+    def advance(_horizon_s: float) -> bool:
+        try:
+            raise KeyboardInterrupt
+        finally:  # where it waits for the other engines
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_slices(advance, from_s=0.0, span_s=640.0)
+
+
 def test_a_slice_is_made_whole() -> None:
     reached: list[float] = []
 

@@ -35,6 +35,13 @@ def in_slices(advance: Callable[[float], bool], *, from_s: float, span_s: float,
             if advance(horizon_s) or horizon_s >= until_s:
                 return False
             slice_s *= 2.0 if time.perf_counter() - begun < _SLICE_WALL_S else 0.5
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as pressed:
+        if is_second(pressed):
+            raise
         advance(horizon_s)
     return True
+
+
+def is_second(pressed: KeyboardInterrupt) -> bool:
+    """Whether it came while another interrupt was waiting for engines to come to one moment."""
+    return isinstance(pressed.__context__, KeyboardInterrupt)

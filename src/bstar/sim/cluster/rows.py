@@ -28,7 +28,7 @@ from bstar.sim.kernel.state import (
     SEEN,
     STEPS,
 )
-from bstar.sim.slices import in_slices
+from bstar.sim.slices import in_slices, is_second
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -214,7 +214,7 @@ class FastCluster(Cluster):
             self.now = until_s
             self._sweep()
         except KeyboardInterrupt as pressed:
-            if isinstance(pressed.__context__, KeyboardInterrupt):  # the second one, while engines came to one moment
+            if is_second(pressed):
                 raise
             self.interrupted = True
             self._stop()
