@@ -17,10 +17,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     A link is followed. What exists and is no regular file (a pipe, /dev/stdout) is written to as it is. Raises OSError.
     """
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        yield target
+    if path.exists() and not path.is_file():  # as it is: a pipe behind /dev/fd has no path to resolve to
+        yield path
         return
+    target = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".tmp")
     os.close(descriptor)
     temporary = Path(name)
@@ -47,7 +47,8 @@ def write_whole(path: Path, content: str | bytes, *, what: str = "file") -> None
 
 def check_writable(path: Path, *, what: str = "file") -> None:
     """Raises ConfigError where `path` cannot be written, before work is spent on what goes there."""
-    target = path.resolve()
+    special = path.exists() and not path.is_file() and not path.is_dir()
+    target = path if special else path.resolve()
     above = target.parent
     if target.is_dir():
         reason = "it is a folder"

@@ -11,6 +11,7 @@ import pytest
 
 import bstar
 from bstar.errors import SpecError
+from bstar.specs.slo import parse_slo
 
 
 def test_every_public_name_exists() -> None:
@@ -50,3 +51,14 @@ def test_a_layout_that_the_engine_refuses_is_refused() -> None:
         bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", tp=3)
     auto = bstar.deployment(model="llama-3.1-8b", gpu="rtx-4090", max_model_len="auto")
     assert bstar.memory(auto).fits
+
+
+def test_an_slo_may_be_written_as_text_everywhere() -> None:
+    deployment = bstar.deployment(model="llama-3.1-8b", gpu="h100")
+    load = bstar.traffic.poisson(2, 100, 50, 40, seed=1)
+    text, limits = "ttft=1s,tpot=20ms", parse_slo("ttft=1s,tpot=20ms")
+    assert bstar.explain(deployment, 512.0, slo=text).b_slo == bstar.explain(deployment, 512.0, slo=limits).b_slo
+    assert bstar.simulate(deployment, load, slo=text).summary.to_dict() == bstar.simulate(
+        deployment, load, slo=limits).summary.to_dict()
+    with pytest.raises(SpecError, match="slo"):
+        bstar.simulate(deployment, load, slo="fast")

@@ -29,7 +29,7 @@ from bstar.planning.limits import (
 from bstar.planning.replica import Replica, prefill_of_a_request_s
 from bstar.planning.steps import replica_of
 from bstar.specs.deployment import Deployment
-from bstar.specs.slo import Slo
+from bstar.specs.slo import Slo, as_slo
 from bstar.specs.workload import Workload
 from bstar.traffic.lengths import fixed
 
@@ -120,8 +120,9 @@ class Sheet:
 
 
 def explain(
-    deployment: Deployment, workload_or_context: Workload | float, *, batch: float | None = None, slo: Slo | None = None
-) -> Sheet:
+    deployment: Deployment, workload_or_context: Workload | float, *, batch: float | None = None,
+    slo: Slo | str | None = None,
+) -> Sheet:  # fmt: skip
     """The physics sheet of `deployment` under a workload, or at one context length in tokens.
 
     batch   sequences of the whole replica to evaluate the step at; None: the recommended max_num_seqs
@@ -129,6 +130,7 @@ def explain(
     slo     None: no limits were asked for; an empty one (preset "batch") asks for throughput
     A bare context has no prompts, so its steps carry no prefill. Raises SpecError for a batch below 1.
     """
+    slo = as_slo(slo)
     workload = workload_or_context if isinstance(workload_or_context, Workload) else None
     if batch is not None and not (1 <= batch < float("inf")):
         raise SpecError(f"batch: must be at least 1, is {batch}")

@@ -17,7 +17,7 @@ from bstar.sim.steps import merged
 from bstar.sim.stepwise import Counts, EngineRun, Progress
 from bstar.sim.ways import Implementation, Way, way_of
 from bstar.specs.deployment import Deployment
-from bstar.specs.slo import Slo
+from bstar.specs.slo import Slo, as_slo
 from bstar.traffic.load import Traffic, is_constant
 
 Floats = NDArray[np.float64]
@@ -27,7 +27,7 @@ _COUNTS = ("made_tokens", "preemptions", "cached_tokens")
 
 
 def simulate(
-    deployment: Deployment, traffic: Traffic, *, seed: int = 0, slo: Slo | None = None, policy: str = "engine",
+    deployment: Deployment, traffic: Traffic, *, seed: int = 0, slo: Slo | str | None = None, policy: str = "engine",
     engine: Implementation = "auto", until_s: float = math.inf, progress: Progress | None = None,
 ) -> SimResult:  # fmt: skip
     """Every request of `traffic` through `deployment`, in simulated time.
@@ -37,7 +37,7 @@ def simulate(
         bstar.simulate(d, load).summary.ttft_s.p95
 
     seed      of the run's own draws (a router's); the load has its own
-    slo       what attainment and goodput are about
+    slo       what attainment and goodput are about; also as text, "ttft=1s,tpot=50ms"
     policy    "engine" (what the deployment's engine does), or another of `bstar.sim.ways.ways()`
     engine    "kernel" (compiled), "reference" (step by step, readable), "auto": the kernel where it has the policy
     until_s   stop there
@@ -46,7 +46,7 @@ def simulate(
     engines those that had run to their end, where there are some). Before the first step it is raised.
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
     """
-    begun = time.perf_counter()
+    begun, slo = time.perf_counter(), as_slo(slo)
     way = way_of(policy, deployment.engine.name, deployment.parallel.attention_dp)
     deployed = deployed_engine(deployment)
     if way.covers_ranks:

@@ -52,6 +52,11 @@ _PRESET_ALIASES = {
 _EXAMPLE = "ttft=500ms,tpot=50ms,e2e=10s"
 
 
+def as_slo(slo: Slo | str | None) -> Slo | None:
+    """The SLO itself, or that of a text (`parse_slo`). Raises SpecError."""
+    return parse_slo(slo) if isinstance(slo, str) else slo
+
+
 def parse_slo(text: str, *, attainment_fraction: float | None = None) -> Slo:
     """The SLO of "ttft=500ms,tpot=50ms,e2e=10s", of a preset name, or of a preset with changes ("chat,tpot=30ms").
 

@@ -24,7 +24,7 @@ from bstar.sim.deployed import DeployedEngine, deployed_engine, step_figures
 from bstar.sim.result import SimResult, Timing, came_to
 from bstar.sim.steps import StepLog, merged
 from bstar.specs.deployment import Deployment
-from bstar.specs.slo import Slo
+from bstar.specs.slo import Slo, as_slo
 from bstar.traffic.load import Traffic
 
 Floats = NDArray[np.float64]
@@ -70,7 +70,7 @@ class ClusterResult(SimResult):
 
 def simulate_cluster(
     deployment: Deployment, traffic: Traffic, *, replicas: int = 1, router: str = "round-robin", seed: int = 0,
-    slo: Slo | None = None, startup_s: float = 0.0, autoscaler: Autoscaler | None = None,
+    slo: Slo | str | None = None, startup_s: float = 0.0, autoscaler: Autoscaler | None = None,
     failures: Sequence[Failure] = (), drains: Sequence[Drain] = (), prefill_replicas: int = 0,
     decode_replicas: int = 0, decode_router: str = "least-outstanding", kv_link: KvLink | None = None,
     first_token_from: FirstToken = "decode", engine: EngineChoice = "auto", until_s: float = math.inf,
@@ -96,7 +96,7 @@ def simulate_cluster(
     what happened so far. Before the first step it is raised.
     Raises InfeasibleError where the deployment does not start, SpecError where the load can never be served.
     """
-    begun = time.perf_counter()
+    begun, slo = time.perf_counter(), as_slo(slo)
     checked(router)
     _check(replicas, startup_s, prefill_replicas, decode_replicas, autoscaler)
     deployed = deployed_engine(deployment)
