@@ -19,10 +19,10 @@ LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "
 def show_run(server: Prepared, run: BenchRun, place: str | None) -> None:
     """A run as tables."""
     summary = run.summary
+    prompt, answer = run.mean_tokens
     parts: list[Any] = [_heading(server), output.line(
         f"  {run.traffic.name}: {summary.num_finished:,} of {run.traffic.num_requests:,} requests in "
-        f"{format_seconds(summary.duration_s)}, {run.traffic.mean_input_tokens:,.0f} in / "
-        f"{run.traffic.mean_output_tokens:,.0f} out"
+        f"{format_seconds(summary.duration_s)}, {prompt:,.0f} in / {answer:,.0f} out"
         + (f"; {len(run.table) - len(run.measured):,} outside the window" if len(run.measured) < len(run.table) else "")
     )]  # fmt: skip
     parts += [output.line(f"no result of the server: {reason}", style="bold red") for reason in run.verdict.reasons]
@@ -52,7 +52,7 @@ def show_repeated(server: Prepared, found: Repeated, place: str | None) -> None:
         parts.append(output.line(f"{found.precision.figure} within {found.precision.relative:.1%}: {said}",
                                  style="" if found.reached else "yellow"))
     parts += [output.line(f"no result of the server: {reason}", style="bold red")
-              for reason in dict.fromkeys(r for run in found.runs for r in run.verdict.reasons)]
+              for reason in found.reasons]
     parts += [output.line("note: " + note, style="dim")
               for note in dict.fromkeys(n for run in found.runs for n in run.verdict.notes)]
     if place is not None:

@@ -31,6 +31,7 @@ prefix_options = apply(
 )
 
 MOST_CLIENTS = 10_000_000
+_LEAST_PERCENTAGE = 50  # nobody asks for less of an SLO: 99 is meant as 99 %, 1.5 is a slip
 
 # A load for a simulation has these too; closed forms look at the steady state.
 _RUN_LENGTH = {"num_requests": "--num-requests", "duration": "--duration", "seed": "--seed"}
@@ -63,8 +64,10 @@ def take_slo(options: dict[str, Any]) -> Slo | None:
         if attainment is not None:
             raise SpecError("--attainment: is the share of requests that meet an SLO; give --slo with it")
         return None
-    if attainment is not None and 1 < attainment <= 100:
+    if attainment is not None and _LEAST_PERCENTAGE <= attainment <= 100:
         raise SpecError(f"--attainment: is a share of the requests, not a percentage; say {attainment / 100:g}")
+    if attainment is not None and not 0 < attainment <= 1:
+        raise SpecError(f"--attainment: is a share of the requests, above 0 and at most 1 (0.99), is {attainment:g}")
     from bstar.specs.slo import parse_slo
 
     return parse_slo(text, attainment_fraction=attainment)
