@@ -127,9 +127,14 @@ def throttled(share: float, period_s: float = 0.4) -> Iterator[None]:
     """The workers of a bench in this process run for so small a share of the time, as under a CPU quota."""
     ended = threading.Event()
 
+    def is_worker(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):  # it may have ended since it was listed
+            return "bstar.measure.worker" in " ".join(process.cmdline())
+        return False
+
     def hold() -> None:
         while not ended.is_set():
-            workers = [p for p in psutil.Process().children() if "bstar.measure.worker" in " ".join(p.cmdline())]
+            workers = [p for p in psutil.Process().children() if is_worker(p)]
             for how, seconds in (("suspend", (1.0 - share) * period_s), ("resume", share * period_s)):
                 for worker in workers:
                     with suppress(psutil.NoSuchProcess):
