@@ -364,3 +364,13 @@ def test_import_of_the_room_is_light():
     code = ("import sys, bstar.measure; from bstar.measure import parse_endpoint; "
             "assert not {'httptools', 'uvloop', 'pyarrow', 'scipy', 'numba'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_hiccup_of_a_short_run_is_no_limit():
+    """One in a hundred, three at least: 40 requests of which one was held up are still the server's."""
+    delays = np.full(40, 0.0005)
+    delays[7] = 0.2
+    assert not judge(delays, [], [], latency_s=0.03, gap_s=None).limited
+    delays[[9, 11]] = 0.1
+    assert judge(delays, [], [], latency_s=0.03, gap_s=None).limited == (
+        "3 of 40 requests are sent 100.0 ms late or more, more than the median TTFT of 30.0 ms",)

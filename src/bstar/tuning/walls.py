@@ -133,6 +133,9 @@ def _queue_wall(seen: Evidence) -> Finding | None:
         return Finding(wall="token_budget", because=(waits, *starved.because))
     guessed = None if _told(seen, "max_num_seqs") else _guessed_seats(seen)
     if guessed is None:
+        # In waves the cache is empty at many a scrape, and full when the next prompt comes.
+        if _full_share(seen) >= _OFTEN:
+            return Finding(wall="kv_capacity", because=(waits, *_usage(seen)))
         return _unsaid(seen, waits)
     return replace(_seats_taken(seen, waits, guessed, "as many as ever run at a time here"), seats=guessed)
 
@@ -178,13 +181,21 @@ def _usage(seen: Evidence) -> tuple[str, ...]:
 
 
 def _cache_full(seen: Evidence) -> bool:
-    """Whether the next prompt finds no room: that is what makes it wait, not that the last block is taken."""
+    """Whether the next prompt mostly finds no room: that is what makes it wait, not that the last block is taken."""
+    return _full_share(seen) >= _MOST
+
+
+def _full_share(seen: Evidence) -> float:
+    """Share of scrapes at which the cache had no room for the next prompt, in whole blocks."""
     if not seen.kv_usage.size:
-        return False
+        return 0.0
     needed = seen.mean_of("input_tokens")
-    room = 0.1 if math.isnan(needed) or not seen.kv_total_tokens > 0 else min(
-        max(1.25 * needed / seen.kv_total_tokens, 0.05), 0.6)  # fmt: skip
-    return float(np.median(seen.kv_usage)) >= 1.0 - room
+    if math.isnan(needed) or not seen.kv_total_tokens > 0:
+        room = 0.1
+    else:
+        block = float(seen.config.get("block_size") or 1)
+        room = min(max(1.25 * math.ceil(needed / block) * block / seen.kv_total_tokens, 0.05), 0.6)
+    return float(np.mean(seen.kv_usage >= 1.0 - room))
 
 
 def _keeps_to(seen: Evidence, seats: float) -> bool:
