@@ -253,7 +253,7 @@ def test_an_interrupt_of_what_is_written_is_heard(bstar: Run, monkeypatch: pytes
     def slow(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bstar.interfaces.cli.simulate._show", slow)
+    monkeypatch.setattr("bstar.interfaces.cli.simulate.show_run", slow)
     done = bstar(*BASE, *LOAD)
     assert (done.exit_code, said(done)) == (130, "interrupted before all was written")
 
