@@ -96,7 +96,8 @@ def cost_of(settings: SchedulerSettings) -> StepCost:
 
 def start_up() -> tuple[tuple[float, float], tuple[float, float]]:
     """(wall, processor) seconds of a first run with an empty compilation cache and of a second one, all included."""
-    code = "import sys; sys.argv = ['x']; from bstar.sim.kernel_run import prepare; prepare()"
+    code = "import sys; sys.argv = ['x']; import bstar; "
+    code += "bstar.simulate(bstar.deployment(model='llama-3.1-8b', gpu='h100'), bstar.traffic.closed_loop(1, 20, 2, 2))"
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
         found = []

@@ -40,7 +40,6 @@ from scipy.optimize import least_squares
 import bstar
 from bstar.catalog.devices import get_device
 from bstar.sim.deployed import DeployedEngine, deployed_engine
-from bstar.sim.kernel_run import prepare
 from bstar.sim.ways import way_of
 from bstar.specs.deployment import Deployment
 from bstar.traffic.load import Traffic
@@ -274,7 +273,7 @@ def main() -> None:
     signal.alarm(plan.most_s)
     begun = time.monotonic()
     get_device("cpu")  # measured before the server is there
-    prepare()
+    bstar.simulate(bstar.deployment(model="llama-3.1-8b", gpu="h100"), bstar.traffic.closed_loop(1, 20, 2, 2))  # compiled now
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny"
         with server(model, CONFIG, FLAGS) as vllm:
