@@ -273,7 +273,8 @@ def main() -> None:
     signal.alarm(plan.most_s)
     begun = time.monotonic()
     get_device("cpu")  # measured before the server is there
-    bstar.simulate(bstar.deployment(model="llama-3.1-8b", gpu="h100"), bstar.traffic.closed_loop(1, 20, 2, 2))  # compiled now
+    # The kernel is compiled now.
+    bstar.simulate(bstar.deployment(model="llama-3.1-8b", gpu="h100"), bstar.traffic.closed_loop(1, 20, 2, 2))
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny"
         with server(model, CONFIG, FLAGS) as vllm:
