@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bstar.interfaces.cli import output
 from bstar.measure.verdict import omits
-from bstar.units import format_count, format_seconds
+from bstar.units import format_seconds
 
 if TYPE_CHECKING:
     from bstar.measure.repeats import Repeated
@@ -41,7 +41,7 @@ def show_repeated(server: Prepared, found: Repeated, place: str | None) -> None:
         mean, half = facts["mean"], facts["half_width"]
         if mean is None:
             continue
-        shown = format_seconds if "_s" in name and "per_s" not in name else (lambda v: format_count(v, digits=4))
+        shown = format_seconds if "_s" in name and "per_s" not in name else output.number
         rows.append((name, shown(mean), "–" if half is None else f"± {half / mean:.1%}" if mean else "–",
                      shown(min(v for v in facts["values"] if v is not None)),
                      shown(max(v for v in facts["values"] if v is not None))))

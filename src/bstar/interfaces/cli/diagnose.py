@@ -14,7 +14,7 @@ from bstar.interfaces.cli.connection import connection_options, metrics_at, take
 from bstar.interfaces.cli.deploy import deploy_options, take_optional_deployment
 from bstar.interfaces.cli.params import POSITIVE, SECONDS, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand
-from bstar.units import format_bytes, format_count, format_seconds
+from bstar.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from bstar.measure.server.snapshot import Snapshot
@@ -197,22 +197,18 @@ def _times(value: float | None) -> str:
     return "–" if value is None else f"× {value:.2f}"
 
 
-def _count(value: float | None) -> str:
-    return "–" if value is None or value != value else format_count(value, digits=4)
-
-
 def _facts(found: Diagnosis) -> list[tuple[str, ...]]:
     seen, use = found.evidence, found.use
     seats = "" if seen.max_num_seqs is None else f"of {seen.max_num_seqs:,} seats"
     if "max_num_seqs" in seen.assumed:
         seats += " (the engine's default, not told)"
     facts: list[tuple[str, ...]] = [
-        ("running", _count(seen.mean_running), seats), ("waiting", _count(seen.mean_waiting), ""),
+        ("running", output.number(seen.mean_running), seats), ("waiting", output.number(seen.mean_waiting), ""),
         ("KV use", output.percent(seen.kv_usage.mean() if seen.kv_usage.size else None),
-         f"{_count(seen.preemptions)} preemptions"),
-        ("output", f"{_count(seen.seen.rate('generated_tokens'))} tok/s",
-         f"{_count(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
-        ("step", format_seconds(seen.step_s), f"{_count(seen.step_tokens)} tokens"),
+         f"{output.number(seen.preemptions)} preemptions"),
+        ("output", f"{output.number(seen.seen.rate('generated_tokens'))} tok/s",
+         f"{output.number(seen.seen.rate('prompt_tokens'))} prompt tok/s"),
+        ("step", format_seconds(seen.step_s), f"{output.number(seen.step_tokens)} tokens"),
     ]  # fmt: skip
     for label, name in (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("queue", "queue_s")):
         value = seen.mean_of(name)
@@ -244,7 +240,7 @@ def _gpu_facts(telemetry: Telemetry) -> list[tuple[str, ...]]:
         if shown[name] is not None:
             facts.append((label, output.percent(shown[name]), note))
     if shown["power_w"] is not None:
-        facts.append(("power", f"{_count(shown['power_w'])} W", of_each))
+        facts.append(("power", f"{output.number(shown['power_w'])} W", of_each))
     used, total = shown["memory_used_bytes"], shown["memory_total_bytes"]
     if used is not None:
         facts.append(("GPU memory", format_bytes(used), of_each if total is None else f"of {format_bytes(total)}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bstar.units import format_bytes
+from bstar.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -204,8 +204,8 @@ def size(value: float | None, units: str = "both") -> str:
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; "–" where there is none."""
-    return "–" if value is None or value != value else f"{value:,.4g}"
+    """Four significant digits, "12,290" and "1.229 M"; "–" where there is none."""
+    return "–" if value is None or value != value else format_count(value, digits=4)
 
 
 def percent(value: float | None, decimals: int = 0) -> str:
