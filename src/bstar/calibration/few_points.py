@@ -15,6 +15,8 @@ simulation a point, which corrects what the sum got wrong.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,7 +27,17 @@ from numpy.typing import NDArray
 from bstar.calibration.observations import Observation, observations, predicted, spread_of
 from bstar.calibration.points import deployment_of
 from bstar.calibration.priors import Knob, knobs_for
-from bstar.calibration.profile import Profile, ProfileConstant, ProfileDevice, ProfilePoint, Scope, carried, carrying
+from bstar.calibration.profile import (
+    BANDWIDTH,
+    PEAK,
+    Profile,
+    ProfileConstant,
+    ProfileDevice,
+    ProfilePoint,
+    Scope,
+    carried,
+    carrying,
+)
 from bstar.catalog.devices import PROBED_IDS, normalized
 from bstar.errors import BstarError, SpecError
 from bstar.latency import decode_step_time
@@ -37,7 +49,7 @@ Case = tuple[Deployment, Observation]
 
 MOST_POINTS: Final = 64
 _ROUNDS: Final = 3
-_FAR_ROUNDS: Final = 4
+_FAR_ROUNDS: Final = 8
 _FAR: Final = 0.7  # ln, of a figure: beyond it derivatives are taken again
 _SETTLED_COST: Final = 0.5
 _HALF: Final = -0.5
@@ -46,7 +58,8 @@ _STEP: Final = 1.0  # standard deviations, for derivatives (of a sum of times: a
 _NEAR_STEP: Final = 0.25
 _MOVED: Final = 0.1  # standard deviations: less is no news
 _ODD: Final = 3.0  # expected errors: a figure beyond is one that the constants do not explain
-_LESS: Final = (0.5, 0.25, 0.125)
+_SHARES: Final = (1.0, 0.5, 0.25, 0.125)
+_DEVICE_STEPS: Final = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 _ROBUST: Final = 3.0  # residuals beyond so many expected errors count less
 
 
@@ -138,6 +151,10 @@ def calibrated_on(cases: Sequence[Case], *, name: str = "calibrated") -> Profile
         _check_floor(deployment, one)
     problem = _Problem.of([(carrying(d, None), one) for d, one in cases])
     fit = problem.solved()
+    near = problem.nearest_device()
+    if near is not None and near.cost < fit.cost:
+        problem = problem.derived(near.u, near.after, far=True)
+        fit = problem.solved(start=near)
     for _ in range(_FAR_ROUNDS):
         # Far from the fitted constants, as on an unknown device, the sum of times holds no longer.
         if np.max(np.abs(problem.figures(fit.after) - problem.figures(problem.before))) < _FAR:
@@ -227,35 +244,44 @@ class _Problem:
         if start is None:
             zero = np.zeros(len(self.knobs))
             start = Fit(u=zero, covariance=np.eye(zero.size), after=self.before, cost=self._cost(zero, self.before))
-        u, after, best = start.u, start.after, start
-        first: Fit | None = None
+        best = start
         for _ in range(_ROUNDS if chosen.size else 0):
-            u_next, covariance = self._searched(u, after, chosen)
-            found = self._simulated(u_next)
-            change = np.max(np.abs(self.figures(found) - self.figures(after)), initial=0.0)
-            u, after = u_next, found
-            found_fit = Fit(u=u, covariance=covariance, after=after, cost=self._cost(u, after))
-            first = first or found_fit
-            best = min(best, found_fit, key=lambda fit: fit.cost)
+            u, covariance = self._searched(best.u, best.after, chosen)
+            better = self._better(best, u, covariance)
+            if better is None:
+                break
+            change = np.max(np.abs(self.figures(better.after) - self.figures(best.after)), initial=0.0)
+            best = better
             if change < _SETTLED:
                 break
-        return self._nearer(start, first) if best is start and first is not None else best
+        return best
 
-    def _nearer(self, start: Fit, first: Fit) -> Fit:
-        """Less of the first step, where all steps went too far for the sum of times to hold; `start` where that is no
-        better either, or explains the points already."""
-        if not self.unexplained(start.after).any():
-            return start
-        for share in _LESS:
-            fit = self.fit_at(start.u + share * (first.u - start.u), first.covariance)
-            if fit.cost < start.cost:
+    def _better(self, best: Fit, u: Floats, covariance: Floats) -> Fit | None:
+        """As much of the step to `u` as is better when it is simulated: far from where the sum of times holds a whole
+        step goes too far. None: no part of it is."""
+        for share in _SHARES:
+            fit = self.fit_at(best.u + share * (u - best.u), covariance)
+            if fit.cost < best.cost:
                 return fit
-        return start
+        return None
 
     def unexplained(self, predictions: Sequence[dict[str, float]]) -> NDArray[np.bool_]:
         """Of each figure, whether it is off by more than model and measurement together usually are."""
         found: NDArray[np.bool_] = np.abs(self.measured - self.figures(predictions)) > _ODD * self.expected_error
         return found
+
+    def nearest_device(self) -> Fit | None:
+        """The best of a grid of the device's own figures, where those are a guess: other constants may stand for them
+        near by, and lead away from them. None for a device with a datasheet."""
+        own = [k for k, knob in enumerate(self.knobs) if knob.name in (PEAK, BANDWIDTH)]
+        if not own:
+            return None
+        fits = []
+        for steps in itertools.product(*(_DEVICE_STEPS for _ in own)):
+            u = np.zeros(len(self.knobs))
+            u[own] = [-math.log(step) / self.knobs[k].spread for k, step in zip(own, steps, strict=True)]
+            fits.append(self.fit_at(u, np.eye(u.size)))
+        return min(fits, key=lambda fit: fit.cost)
 
     def fit_at(self, u: Floats, covariance: Floats) -> Fit:
         """What these constants say."""
