@@ -17,6 +17,7 @@ from bstar.calibration.observations import Observation, observations, predicted
 from bstar.calibration.points import read_rows
 from bstar.calibration.priors import knobs_for
 from bstar.calibration.profile import Profile, calibrated, limits_of, profile_notes
+from bstar.catalog.probe import Probe, device_of
 from bstar.errors import BstarError, InputError, SpecError
 from bstar.latency.constants import constant_specs
 from bstar.specs.calibration import Calibration
@@ -325,3 +326,23 @@ def test_all_steps_that_go_too_far_are_shortened() -> None:
     beyond = replace(good, u=good.u * 4.0)
     assert start.cost > problem._nearer(start, beyond).cost > 0
     assert problem._nearer(good, beyond) is good
+
+
+def test_a_guessed_device_far_from_the_truth_is_found(tmp_path: Path) -> None:
+    """Real vLLM on a CPU of two processors, one of them its own (benchmarks/calibrate_vllm.py): numpy's figures are so
+    far off, in two directions, that a search from them alone ends where other constants stand for the device's."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "head_dim": 64,
+              "intermediate_size": 6144, "num_hidden_layers": 6, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "vocab_size": 512, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cpu = device_of(Probe(processor="two CPUs", logical_cpus=2, memory_bytes=25_000_000_000, read_bytes_per_s=31.9e9,
+                          copy_bytes_per_s=27.7e9, fp32_flops_per_s=202.7e9, measured_at="2026-11-30"))  # fmt: skip
+    deployment = bstar.deployment(
+        model=str(tmp_path), gpu=cpu, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=1024,
+        enforce_eager=True, enable_prefix_caching=False, async_scheduling=False, num_gpu_blocks_override=512)
+    load = {"input_tokens": "uniform:8-96", "output_tokens": "uniform:8-32"}
+    points = [load | {"concurrency": 1, "ttft_ms": 188.0, "tpot_ms": 42.0, "output_tokens_per_s": 20.0},
+              load | {"concurrency": 8, "ttft_ms": 456.0, "tpot_ms": 84.0, "output_tokens_per_s": 73.3}]
+    for point in calibrate(deployment, points).points:
+        for metric in ("tpot_s", "output_tokens_per_s"):
+            assert point.after[metric] == pytest.approx(point.measured[metric], rel=0.12), point.id

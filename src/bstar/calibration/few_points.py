@@ -49,7 +49,7 @@ Case = tuple[Deployment, Observation]
 
 MOST_POINTS: Final = 64
 _ROUNDS: Final = 3
-_FAR_ROUNDS: Final = 8
+_FAR_ROUNDS: Final = 4
 _FAR: Final = 0.7  # ln, of a figure: beyond it derivatives are taken again
 _SETTLED_COST: Final = 0.5
 _HALF: Final = -0.5
@@ -58,7 +58,7 @@ _STEP: Final = 1.0  # standard deviations, for derivatives (of a sum of times: a
 _NEAR_STEP: Final = 0.25
 _MOVED: Final = 0.1  # standard deviations: less is no news
 _ODD: Final = 3.0  # expected errors: a figure beyond is one that the constants do not explain
-_SHARES: Final = (1.0, 0.5, 0.25, 0.125)
+_LESS: Final = (0.5, 0.25, 0.125)
 _DEVICE_STEPS: Final = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 _ROBUST: Final = 3.0  # residuals beyond so many expected errors count less
 
@@ -244,26 +244,30 @@ class _Problem:
         if start is None:
             zero = np.zeros(len(self.knobs))
             start = Fit(u=zero, covariance=np.eye(zero.size), after=self.before, cost=self._cost(zero, self.before))
-        best = start
+        u, after, best = start.u, start.after, start
+        first: Fit | None = None
         for _ in range(_ROUNDS if chosen.size else 0):
-            u, covariance = self._searched(best.u, best.after, chosen)
-            better = self._better(best, u, covariance)
-            if better is None:
-                break
-            change = np.max(np.abs(self.figures(better.after) - self.figures(best.after)), initial=0.0)
-            best = better
+            u_next, covariance = self._searched(u, after, chosen)
+            found = self._simulated(u_next)
+            change = np.max(np.abs(self.figures(found) - self.figures(after)), initial=0.0)
+            u, after = u_next, found
+            found_fit = Fit(u=u, covariance=covariance, after=after, cost=self._cost(u, after))
+            first = first or found_fit
+            best = min(best, found_fit, key=lambda fit: fit.cost)
             if change < _SETTLED:
                 break
-        return best
+        return self._nearer(start, first) if best is start and first is not None else best
 
-    def _better(self, best: Fit, u: Floats, covariance: Floats) -> Fit | None:
-        """As much of the step to `u` as is better when it is simulated: far from where the sum of times holds a whole
-        step goes too far. None: no part of it is."""
-        for share in _SHARES:
-            fit = self.fit_at(best.u + share * (u - best.u), covariance)
-            if fit.cost < best.cost:
+    def _nearer(self, start: Fit, first: Fit) -> Fit:
+        """Less of the first step, where all steps went too far for the sum of times to hold; `start` where that is no
+        better either, or explains the points already."""
+        if not self.unexplained(start.after).any():
+            return start
+        for share in _LESS:
+            fit = self.fit_at(start.u + share * (first.u - start.u), first.covariance)
+            if fit.cost < start.cost:
                 return fit
-        return None
+        return start
 
     def unexplained(self, predictions: Sequence[dict[str, float]]) -> NDArray[np.bool_]:
         """Of each figure, whether it is off by more than model and measurement together usually are."""
