@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +26,22 @@ import bstar
 from bstar.calibration.profile import calibrated, read_profile
 from bstar.calibration.sources import figures_in
 from bstar.measure import read_run
+from bstar.measure.server.scraper import MetricsSource
 
 pytestmark = pytest.mark.vllm
 
 LENGTHS = ("--input", "uniform:8-96", "--output", "uniform:8-32")
 BAR = 0.25
 ATTEMPTS, TRIES = 3, 6
+SEATS = 8  # max_num_seqs of the shared server
+INTERRUPTED = 130
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
 
 
 def call(*words: str) -> str:
     """What `bstar …` prints; it must end well."""
     done = subprocess.run([sys.executable, "-m", "bstar", *words], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}, check=False)
+                          env=ENVIRONMENT, check=False)
     assert done.returncode == 0, f"{words}\n{done.stderr}"
     return done.stdout
 
@@ -115,20 +122,35 @@ def test_a_running_server_is_tuned_by_its_clients(server, tmp_path):
         "1 client", *(f"{n} clients" for n in (2, 4, 8, 16))]
 
 
+@contextmanager
+def under_load(server: Server, out: Path) -> Iterator[None]:
+    """Three clients for each of the eight seats, for as long as the block needs; ended by Ctrl-C."""
+    words = ("bench", "--url", server.url, *LENGTHS, "--concurrency", "24", "--num-requests", "100000", "--out",
+             str(out), "--allow-client-limited")
+    metrics = MetricsSource(url=server.url)
+    load = subprocess.Popen([sys.executable, "-m", "bstar", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                            env=ENVIRONMENT, text=True)
+    try:
+        until = time.monotonic() + 120.0
+        while metrics.read().gauge("running") < SEATS:
+            assert load.poll() is None, load.communicate()[1]
+            assert time.monotonic() < until, "the load did not fill the server"
+            time.sleep(0.2)
+        yield
+    finally:
+        load.send_signal(signal.SIGINT)
+        said = load.communicate(timeout=120)[1]
+    assert load.returncode == INTERRUPTED, said
+
+
 def test_a_window_of_a_running_server(server, tmp_path):
     """Diagnosed and calibrated from two scrapes, without a request of our own."""
-    load = threading.Thread(target=call, args=(
-        "bench", "--url", server.url, *LENGTHS, "--concurrency", "24", "--num-requests", "9000", "--stop-after", "25s",
-        "--out", str(tmp_path / "load"), "--allow-client-limited"))
-    load.start()
-    try:
+    profile = tmp_path / "passive.json"
+    with under_load(server, tmp_path / "load"):
         found = json.loads(call("diagnose", "--url", server.url, "--window", "6s", "--interval", "0.5s", "--json"))
-        profile = tmp_path / "passive.json"
         call("calibrate", "--url", server.url, "--window", "6s", *flags_of(server), "--out", str(profile))
-    finally:
-        load.join(240)
     assert found["wall"] == "max_num_seqs", found
     assert read_profile(profile).points[0].load == "rate_per_s"
     after = json.loads(call("diagnose", "--run", str(tmp_path / "load"), "--json"))
     assert after["wall"] in ("max_num_seqs", "client_limited"), after
-    assert after["evidence"]["running"]["max"] == 8
+    assert after["evidence"]["running"]["max"] == SEATS
