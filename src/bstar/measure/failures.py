@@ -57,14 +57,19 @@ _NO_TLS: Final = ("wrong version number", "http request", "unknown protocol", "r
                   "packet length too long", "unexpected message")
 
 
+def is_no_tls(error: BaseException) -> bool:
+    """Whether a server answered a TLS handshake with something else: plain HTTP."""
+    text = str(error).lower().replace("_", " ")
+    return isinstance(error, ssl.SSLError) and any(words in text for words in _NO_TLS)
+
+
 def tls_remedy(error: BaseException) -> str:
     """What to do about a failed handshake: "; use http://…" or another; "" for what is none."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return "; give its certificates with --ca-file, or take any with --insecure"
-    text = str(error).lower().replace("_", " ")
-    if isinstance(error, ssl.SSLError) and any(words in text for words in _NO_TLS):
+    if is_no_tls(error):
         return "; the server does not speak TLS there: use http:// in --url"
-    if isinstance(error, TimeoutError) and "handshake" in text:
+    if isinstance(error, TimeoutError) and "handshake" in str(error).lower():
         return "; it may not speak TLS there: try http:// in --url"
     return ""
 

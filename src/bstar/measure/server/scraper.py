@@ -18,13 +18,12 @@ import numpy as np
 from bstar.errors import BstarError, ConfigError
 from bstar.measure.clock import now
 from bstar.measure.endpoint import Endpoint
+from bstar.measure.failures import is_no_tls
 from bstar.measure.keys import KeySource
 from bstar.measure.observers import Counters, Observation, Repeating
 from bstar.measure.server.snapshot import Snapshot, read_snapshot, window
 
 _PATHS: Final = ("/metrics", "/prometheus/metrics", "/metrics/")
-# How OpenSSL calls an answer that is no TLS.
-_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _MOST_BYTES: Final = 64_000_000
 _GAUGES: Final = ("running", "waiting", "waiting_capacity", "kv_usage_fraction", "kv_used_tokens")
 _COUNTERS: Final = ("preemptions", "prompt_tokens", "generated_tokens", "prefix_hit_tokens", "requests")
@@ -52,7 +51,7 @@ class MetricsSource:
                 snapshot = read_snapshot(text, (started + now()) / 2.0)
             except (OSError, http.client.HTTPException, BstarError) as error:
                 failures[urlsplit(url).path] = _reason(error)
-                if _is_plain(error):
+                if is_no_tls(_cause(error)):
                     raise ConfigError(f"metrics: {url} does not speak TLS ({_reason(error)}); use http://") from None
                 if isinstance(error, OSError) and not isinstance(error, urllib.error.HTTPError):
                     raise ConfigError(f"metrics: nothing answers at {url} ({_reason(error)}); is the server up?") \
@@ -95,10 +94,10 @@ def metrics_of(endpoint: Endpoint, url: str | None = None) -> MetricsSource:
                          context=endpoint.ssl_context())
 
 
-def _is_plain(error: Exception) -> bool:
-    """Whether a server answered a TLS handshake with something else: plain HTTP."""
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    return isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS
+def _cause(error: Exception) -> BaseException:
+    """What urllib wraps."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return reason if isinstance(reason, BaseException) else error
 
 
 def _reason(error: Exception) -> str:
