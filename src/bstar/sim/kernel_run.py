@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,16 +57,26 @@ def run_kernel(
     )  # fmt: skip
 
 
-def run_sliced(engine: Any, traffic: Traffic, until_s: float, progress: Progress | None) -> bool:
-    """Run a compiled engine (`advance`, `num_finished`, `now_s`) on, to the end, to `until_s` or to an interrupt.
+class Compiled(Protocol):
+    """An engine that a compiled function takes from event to event."""
+
+    @property
+    def num_finished(self) -> int: ...
+    @property
+    def now_s(self) -> float: ...
+    def advance(self, until_s: float) -> bool: ...
+
+
+def run_sliced(engine: Compiled, traffic: Traffic, until_s: float, progress: Progress | None) -> bool:
+    """Run a compiled engine on, to the end, to `until_s` or to an interrupt.
 
     Returns whether it was interrupted.
     """
 
     def advance(horizon_s: float) -> bool:
-        done = bool(engine.advance(horizon_s))
+        done = engine.advance(horizon_s)
         if progress is not None:
-            progress(int(engine.num_finished), traffic.num_requests, float(engine.now_s))
+            progress(engine.num_finished, traffic.num_requests, engine.now_s)
         return done
 
     return in_slices(advance, from_s=float(traffic.arrival_s[0]), span_s=traffic.span_s, until_s=until_s)
