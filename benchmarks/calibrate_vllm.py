@@ -2,16 +2,20 @@
 
     BSTAR_VLLM_VENV=VENV python benchmarks/calibrate_vllm.py [--quick]
 
-VENV is of tools/setup_vllm.sh; about 3 minutes (--quick: 1½); needs the machine for itself. The same steps by hand:
+VENV is of tools/setup_vllm.sh; about 5 minutes (--quick: 2); needs the machine for itself. The same steps by hand:
 
     bstar bench --url … --input uniform:8-96 --output uniform:8-32 --concurrency 1 --out low      (and 8: high)
     bstar calibrate low high --model FOLDER --gpu cpu … --out mine.json
     bstar simulate FOLDER --gpu cpu … --profile mine.json --concurrency 3 …
 
 The unseen loads are a closed loop between the two, one of other lengths, and Poisson arrivals at 60 % of what the
-calibrated simulator says that the server carries. Predicted and measured are means over the very same requests. The
-median error of throughput and of TPOT over the three is printed; ends with 1 where one is above 10 %, with 2 where
-others took more than a quarter of a processor in half of the loads (see tiny_vllm.py): the figures then say little.
+calibrated simulator says that the server carries. Predicted and measured are means over the very same requests.
+
+A shared machine is faster in one minute and slower in the next (the same load again: up to 18 % off), so all loads are
+measured in turn, in three rounds (--quick: one): the profile is of the two loads of every round, the error of an unseen
+load is that of its means over the rounds. The median error of throughput and of TPOT over the three is printed; ends
+with 1 where one is above 10 %, with 2 where others took more than a quarter of a processor in half of the loads (see
+tiny_vllm.py): the figures then say little.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from real_vllm import server
+from real_vllm import Server, server
 from tiny_vllm import BUDGET, CONFIG, FLAGS, LENGTH, QUIET, SEATS
 
 import bstar
@@ -42,6 +46,18 @@ FIGURES = (("tokens/s", "output_tokens_per_s", 1.0), ("TTFT ms", "ttft_s", 1e3),
            ("E2E ms", "e2e_s", 1e3))
 LENGTHS = ("--input", "uniform:8-96", "--output", "uniform:8-32")
 OTHER = ("--input", "uniform:24-160", "--output", "uniform:4-48")
+ROUNDS = 3
+RATE, SHARE = "RATE", 0.6
+KNOWN = (
+    ("1 client", 12, (*LENGTHS, "--concurrency", "1")),
+    (f"{SEATS} clients", 40, (*LENGTHS, "--concurrency", str(SEATS))),
+)
+UNSEEN = (
+    ("3 clients", 24, (*LENGTHS, "--concurrency", "3")),
+    ("5 clients, longer", 24, (*OTHER, "--concurrency", "5")),
+    (f"{SHARE:.0%} of capacity, longer", 20, (*OTHER, "--rate", RATE)),
+)
+Runs = dict[str, list[Observation]]
 
 
 def bench(port: int, out: Path, *load: str) -> Observation:
@@ -54,13 +70,17 @@ def bench(port: int, out: Path, *load: str) -> Observation:
     return of_run(out)
 
 
-def show(name: str, measured: Observation, deployment: Deployment) -> np.ndarray:
-    """Predicted beside measured, over the very same requests; returns relative errors of FIGURES."""
-    assert measured.sent is not None
-    found = figures_of(bstar.simulate(deployment, measured.sent))
-    errors = np.array([found[key] / measured.measured[key] - 1.0 for _, key, _ in FIGURES])
-    cells = [f"{found[key] * unit:10.1f}{measured.measured[key] * unit:8.1f}{error:+7.1%}"
-             for (_, key, unit), error in zip(FIGURES, errors, strict=True)]
+def show(name: str, runs: Sequence[Observation], deployment: Deployment) -> np.ndarray:
+    """Predicted beside measured, over the very same requests of all rounds; returns relative errors of FIGURES."""
+    found, real = [], []
+    for one in runs:
+        assert one.sent is not None
+        found.append(figures_of(bstar.simulate(deployment, one.sent)))
+        real.append(one.measured)
+    means = [[float(np.mean([figures[key] for figures in those])) for _, key, _ in FIGURES] for those in (found, real)]
+    errors = np.array(means[0]) / np.array(means[1]) - 1.0
+    cells = [f"{ours * unit:10.1f}{theirs * unit:8.1f}{error:+7.1%}"
+             for (_, _, unit), ours, theirs, error in zip(FIGURES, *means, errors, strict=True)]
     print(f"{name:34}" + "".join(cells), flush=True)
     return errors
 
@@ -75,11 +95,32 @@ def capacity_per_s(deployment: Deployment) -> float:
     return float(bstar.simulate(deployment, load).summary.requests_per_s or 1.0)
 
 
+def measured(vllm: Server, folder: Path, deployment: Deployment, rounds: int) -> tuple[Runs, list[float]]:
+    """The runs of every load, and how much of a processor others took during each."""
+    runs: Runs = {}
+    others: list[float] = []
+
+    def run(title: str, count: int, load: Sequence[str], seed: int) -> None:
+        begun, before = time.monotonic(), vllm.others_s()
+        out = folder / f"run-{seed}"
+        runs.setdefault(title, []).append(
+            bench(vllm.port, out, *load, "--num-requests", str(count), "--seed", str(seed)))
+        others.append((vllm.others_s() - before) / (time.monotonic() - begun))
+
+    run("warm", 16, (*LENGTHS, "--concurrency", str(SEATS)), 0)
+    rate = ""
+    for number in range(rounds):
+        for place, (title, count, load) in enumerate((*KNOWN, *UNSEEN)):
+            if RATE in load and not rate:
+                rate = f"{SHARE * capacity_per_s(calibrated(deployment, profile_of(deployment, runs))):.4f}"
+            run(title, count, [rate if word is RATE else word for word in load], 10 * (number + 1) + place)
+    return runs, others
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="fewer requests")
-    scale = 1 if parser.parse_args().quick else 3
-    others: list[float] = []
+    parser.add_argument("--quick", action="store_true", help="one round")
+    rounds = 1 if parser.parse_args().quick else ROUNDS
     get_device("cpu")  # measured before the server is there
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -90,30 +131,15 @@ def main() -> None:
                 max_model_len=LENGTH, enforce_eager=True, enable_prefix_caching=False, async_scheduling=False,
                 num_gpu_blocks_override=512,
             )  # fmt: skip
-
-            def run(out: str, count: int, *load: str) -> Observation:
-                begun, before = time.monotonic(), vllm.others_s()
-                found = bench(vllm.port, folder / out, *load, "--num-requests", str(count * scale))
-                others.append((vllm.others_s() - before) / (time.monotonic() - begun))
-                return found
-
-            run("warm", 16, *LENGTHS, "--concurrency", str(SEATS))
-            low = run("low", 12, *LENGTHS, "--concurrency", "1", "--seed", "1")
-            high = run("high", 40, *LENGTHS, "--concurrency", str(SEATS), "--seed", "2")
-            profile = bstar.calibrate(deployment, [low, high], name="this machine")
-            mine = calibrated(deployment, profile)
-            describe(profile, folder)
-            heading("calibrated on")
-            for title, one in (("1 client", low), (f"{SEATS} clients", high)):
-                show(title, one, mine)
-            heading("unseen")
-            rate = 0.6 * capacity_per_s(mine)
-            loads: Sequence[tuple[str, str, int, tuple[str, ...]]] = (
-                ("3 clients", "three", 24, (*LENGTHS, "--concurrency", "3", "--seed", "3")),
-                ("5 clients, longer", "five", 24, (*OTHER, "--concurrency", "5", "--seed", "4")),
-                (f"{rate:.2f} requests/s, longer", "open", 20, (*OTHER, "--rate", f"{rate:.4f}", "--seed", "5")),
-            )
-            errors = np.array([show(title, run(out, count, *load), mine) for title, out, count, load in loads])
+            runs, others = measured(vllm, folder, deployment, rounds)
+        profile = profile_of(deployment, runs)
+        describe(profile, folder)
+    mine = calibrated(deployment, profile)
+    heading("calibrated on")
+    for title, *_ in KNOWN:
+        show(title, runs[title], mine)
+    heading("unseen")
+    errors = np.array([show(title, runs[title], mine) for title, *_ in UNSEEN])
     median = np.median(np.abs(errors), axis=0)
     named = ", ".join(f"{title.split()[0]} {e:.1%}" for (title, _, _), e in zip(FIGURES, median, strict=True))
     print(f"\nmedian error of the unseen loads: {named} (bar {BAR:.0%} for throughput and TPOT); load average "
@@ -122,6 +148,11 @@ def main() -> None:
         print(f"the machine was not quiet: others took {np.median(others):.2f} processors; these figures say little")
         sys.exit(2)
     sys.exit(int(max(median[0], median[2]) > BAR))
+
+
+def profile_of(deployment: Deployment, runs: Runs) -> Profile:
+    """Of the two known loads, as often as they were measured."""
+    return bstar.calibrate(deployment, [one for title, *_ in KNOWN for one in runs[title]], name="this machine")
 
 
 def describe(profile: Profile, folder: Path) -> None:
