@@ -265,6 +265,20 @@ def test_a_late_client_is_no_server():
     assert judge(slow, [slow], [], latency_s=60.0, gap_s=0.5).limited == ()
 
 
+@pytest.mark.parametrize(("held_s", "run_s"), [(0.36, 0.04), (0.1, 0.1)])
+def test_a_client_that_stands_still_makes_its_own_latencies(held_s, run_s):
+    """As under a CPU quota: every answer is read when the process may run again."""
+    ticks = round(run_s / 0.01)
+    lags = np.tile([held_s, *[0.0] * (ticks - 1)], 100)
+    waits = np.maximum(held_s - np.random.default_rng(0).uniform(0.0, held_s + run_s, 100_000), 0.0)
+    found = judge(np.zeros(9), [np.zeros(500), lags], [], latency_s=held_s + 0.01, gap_s=0.02)
+    assert found.read_delay_s == pytest.approx(waits.mean(), rel=0.15)  # ticks are ten milliseconds wide
+    assert found.read_delay_s == found.to_dict()["read_delay_s"]
+    short = judge(np.zeros(9), [lags], [], latency_s=2.0 * found.read_delay_s, gap_s=0.02)
+    assert any("until the client reads it" in reason for reason in short.limited)
+    assert not judge(np.zeros(9), [lags], [], latency_s=60.0, gap_s=0.5).limited
+
+
 def test_a_client_that_is_held_up_refuses_its_own_run(monkeypatch):
     """The event loop is blocked for 0.2 s again and again: what it measures is not the server."""
     import time

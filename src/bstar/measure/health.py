@@ -27,6 +27,9 @@ _TICK_S, _CPU_EVERY_S = 0.01, 0.5
 BUSY_FRACTION: Final = 0.95
 # Delays of less than this are no one's business; above it they count where they are a tenth of what is measured.
 HARMLESS_S, SHARE_OF_LATENCY = 0.005, 0.1
+# Of the median TTFT, what may be the mean wait for the client itself: a client that stands still makes the latencies
+# that its lateness is compared with.
+MOST_OWN_WAIT: Final = 0.25
 _FEWEST_LATE: Final = 3
 # Requests sent per second, of those that should have been.
 LEAST_SENT_FRACTION: Final = 0.9
@@ -75,6 +78,7 @@ class Health:
     """How well the client did.
 
     dispatch_delay_s, loop_lag_s   over all requests and all ticks of all workers
+    read_delay_s       what an answer waits on average until the event loop reads it, in the worker that is worst
     cpu_fraction       of one core, of the busiest worker: mean, and its 95th percentile over half seconds
     sent_fraction      requests sent, of those whose time had come
     client_ports       requests that failed because this machine ran out of ports, files or buffers
@@ -88,6 +92,7 @@ class Health:
     cpu_fraction: float | None
     cpu_fraction_p95: float | None
     sent_fraction: float
+    read_delay_s: float = 0.0
     client_ports: int = 0
     lost_workers: int = 0
     limited: tuple[str, ...] = ()
@@ -101,6 +106,7 @@ class Health:
         return {
             "client_limited": self.client_limited, "limited": list(self.limited), "strained": list(self.strained),
             "dispatch_delay_s": self.dispatch_delay_s.to_dict(), "loop_lag_s": self.loop_lag_s.to_dict(),
+            "read_delay_s": self.read_delay_s,
             "cpu_fraction": self.cpu_fraction, "cpu_fraction_p95": self.cpu_fraction_p95,
             "sent_fraction": self.sent_fraction, "client_ports": self.client_ports,
             "lost_workers": self.lost_workers,
@@ -129,6 +135,10 @@ def judge(
             limited.append(f"{told}, more than the median TTFT of {latency_s * 1e3:.1f} ms")
         elif (latency_s is not None and found > SHARE_OF_LATENCY * latency_s) or (gap_s and found > gap_s):
             strained.append(told)
+    waited = max(map(_mean_wait_s, lags_s), default=0.0)
+    if latency_s is not None and waited > max(MOST_OWN_WAIT * latency_s, HARMLESS_S):
+        limited.append(f"an answer waits {waited * 1e3:.1f} ms on average until the client reads it, more than "
+                       f"{MOST_OWN_WAIT:.0%} of the median TTFT of {latency_s * 1e3:.1f} ms")
     if mean_busy and max(mean_busy) > BUSY_FRACTION:
         limited.append(f"a worker process uses {max(mean_busy):.0%} of a core: more workers are needed (--workers)")
     elif busy and max(busy) > BUSY_FRACTION:
@@ -141,10 +151,16 @@ def judge(
         limited.append(f"{lost_workers} worker processes died")
     return Health(
         dispatch_delay_s=Distribution.of(dispatch_delay_s), loop_lag_s=Distribution.of(lags),
-        cpu_fraction=max(mean_busy, default=None),
-        cpu_fraction_p95=max(busy, default=None), sent_fraction=sent_fraction, client_ports=client_ports,
-        lost_workers=lost_workers, limited=tuple(limited), strained=tuple(strained),
+        cpu_fraction=max(mean_busy, default=None), cpu_fraction_p95=max(busy, default=None),
+        sent_fraction=sent_fraction, read_delay_s=waited, client_ports=client_ports, lost_workers=lost_workers,
+        limited=tuple(limited), strained=tuple(strained),
     )  # fmt: skip
+
+
+def _mean_wait_s(lags_s: Floats) -> float:
+    """What an event at any moment waits for a loop that stood still for these times, one a tick."""
+    stood = float(lags_s.sum())
+    return float(np.square(lags_s).sum()) / 2.0 / (stood + lags_s.size * _TICK_S) if stood else 0.0
 
 
 def _late_s(values: Floats) -> tuple[float, int]:
