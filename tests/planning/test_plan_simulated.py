@@ -45,3 +45,17 @@ def bstar_keywords(command):
 
     parsed = parse_command(command)
     return {**parsed.settings, "model": "deepseek-r1", "engine": parsed.engine_at_version}
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "h100", "a100-sxm-80gb"])
+@pytest.mark.parametrize("lengths", [(1000, 200), (4000, 100), (100, 1000)])
+def test_without_an_slo_the_queue_does_not_grow(gpu, lengths):
+    """A rate and no limits: enough replicas for it, each with a token budget that lets its prompts in."""
+    plan = bstar.plan("llama-3.1-8b", gpu, input_tokens=lengths[0], output_tokens=lengths[1], rate_per_s=20)
+    best = plan.best
+    assert best.slo_attainment_fraction == 1.0
+    assert best.predicted.ttft_s.p99 < 60.0
+    assert best.goodput_requests_per_s == pytest.approx(20.0)
+    load = poisson(20 / best.replicas, *lengths, 4000, seed=1)
+    seen = bstar.simulate(best.deployment, load)
+    assert seen.summary.ttft_s.p99 < 60.0

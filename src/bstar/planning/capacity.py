@@ -76,18 +76,14 @@ def _open(
         return Search(margin=margin, top=lanes.top_per_s, least=IDLE * lanes.top_per_s, total=wanted,
                       tolerance=TOLERANCE if total is None else HEADROOM_TOLERANCE)
 
-    if slo.is_empty:
-        best = int(np.argmax(lanes.top_per_s))
-        found = Found(load=float(lanes.top_per_s[best]), lanes=np.array([best]))
-    else:
-        known = search(Stream(), total).largest(lanes.groups(), lanes.near)
-        if known is None:
-            most = float(IDLE * lanes.top_per_s.max())
-            raise NoAnswerError("slo", f"meets the SLO only when it is idle, below {most:.2g} requests/s a replica "
-                                f"({IDLE:.0%} of its throughput)")
-        found = known
-        if not stream.is_poisson:
-            return _bursty(stream, lanes, search, found, total)
+    # Without limits every request is inside them as long as the queue does not grow without end.
+    found = search(Stream(), total).largest(lanes.groups(), lanes.near)
+    if found is None:
+        most = float(IDLE * lanes.top_per_s.max())
+        raise NoAnswerError("slo", f"meets the SLO only when it is idle, below {most:.2g} requests/s a replica "
+                            f"({IDLE:.0%} of its throughput)")
+    if not stream.is_poisson:
+        return _bursty(stream, lanes, search, found, total)
     capacity = _capacity(lanes, found)
     return capacity, 1 if total is None else replicas_needed(total, capacity.load)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bstar.calibration.intervals import likeness_of
+from bstar.calibration.intervals import Range, likeness_of
 from bstar.calibration.ranges import mean_ranges
 from bstar.latency.times import decode_step_time
 from bstar.physics.deployment_landmarks import Landmarks
@@ -17,7 +18,7 @@ from bstar.planning.experience import Outcomes
 from bstar.planning.feasibility import NoAnswerError
 from bstar.planning.lanes import MEMORY_SHARE, Lanes
 from bstar.planning.replica import Replica, overflow_fraction, secure_room
-from bstar.planning.results import Candidate, Percentiles, Predicted
+from bstar.planning.results import Candidate, Percentiles, Predicted, Simulated
 from bstar.planning.screen import Screened, Spot, Task, searched
 from bstar.planning.sheet import slo_batch
 from bstar.planning.space import build
@@ -70,8 +71,11 @@ def size(task: Task, screened: Screened) -> Sized:
     return Sized(screened=screened, lanes=lanes, capacity=capacity, replicas=replicas)
 
 
-def finish(task: Task, sized: Sized) -> Candidate:
-    """The candidate of a sized layout: flags, memory, landmarks, predictions, cost, command."""
+def finish(task: Task, sized: Sized, seen: Simulated | None = None) -> Candidate:
+    """The candidate of a sized layout: flags, memory, landmarks, predictions, cost, command.
+
+    seen   what its simulation says: attainment, goodput and what clients get are then taken from there
+    """
     saturated = task.load is None and task.slo.is_empty
     workload = replace(task.workload, concurrency=sized.capacity.cap) if saturated else task.workload
     load = (task.load if task.load is not None else sized.capacity.load) / sized.replicas
@@ -79,29 +83,34 @@ def finish(task: Task, sized: Sized) -> Candidate:
         sized.replica, task.draws, workload, load=load, cap=sized.capacity.cap, replicas=sized.replicas,
         replay=task.replay,
     )
-    deployment = _final(task, sized)
+    deployment = final_deployment(task, sized)
+    predicted = _predicted(sized, found, deployment.engine.max_num_seqs)
+    if seen is not None:
+        seen = replace(seen, ranges=_ranges(predicted, seen, task, deployment))
     bound_by = _bound(task, sized, deployment, found)
-    attainment = float(found.attainment(task.slo)[0])
-    rate = float(found.rate_per_s[0]) * sized.replicas
+    attainment = float(found.attainment(task.slo)[0]) if seen is None else seen.slo_attainment_fraction
     closed = workload.concurrency is not None
+    each_per_s = float(found.rate_per_s[0]) if seen is None or not closed else seen.requests_per_s
+    rate = each_per_s * sized.replicas
     mean_rate = rate / (1.0 if closed else task.peak_factor)
     tokens_per_s = mean_rate * float(task.draws.output_tokens.mean())
     return Candidate(
         deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
         memory=memory_budget(deployment).to_dict(),
         landmarks=_landmarks(deployment, landmarks_of(deployment, task.workload), task),
-        predicted=_with_ranges(_predicted(sized, found, deployment.engine.max_num_seqs), task, deployment),
+        predicted=replace(predicted, ranges=_ranges(predicted, predicted, task, deployment)),
         requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
         goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
         capacity_requests_per_s=sized.carried_per_s,
         headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
         cost=cost_of(sized.spot.price, sized.num_gpus, tokens_per_s),
         bound_by=bound_by, launch_command=_command(deployment),
-        clients_per_replica=load if closed else None, notes=(*_notes(task, sized), *deployment.engine.notes),
+        clients_per_replica=load if closed else None, notes=(*_notes(task, sized, seen), *deployment.engine.notes),
+        simulated=seen,
     )  # fmt: skip
 
 
-def _final(task: Task, sized: Sized) -> Deployment:
+def final_deployment(task: Task, sized: Sized) -> Deployment:
     """The deployment with the chosen max_num_seqs, which counts per data-parallel rank, and what follows from it."""
     spot = sized.spot
     seqs = task.choice.max_num_seqs or max(sized.capacity.cap // spot.layout.attention_dp, 1)
@@ -134,16 +143,16 @@ def _predicted(sized: Sized, found: Outcomes, max_num_seqs: int) -> Predicted:
     )  # fmt: skip
 
 
-def _with_ranges(predicted: Predicted, task: Task, deployment: Deployment) -> Predicted:
-    """With the ranges that a simulated run of it has: by what its decode steps are bound by, or "queueing"."""
+def _ranges(
+    predicted: Predicted, means: Predicted | Simulated, task: Task, deployment: Deployment
+) -> Mapping[str, Range]:
+    """The ranges of `means` that a simulated run has: by what its decode steps are bound by, or "queueing"."""
     bound_by = "queueing" if predicted.queued_fraction > _MANY_QUEUE else _step_bound(
         deployment, predicted.decoding, task.context)
     likeness = likeness_of(
         deployment, in_flight=predicted.in_flight, input_tokens=task.workload.input_tokens.mean,
         output_tokens=task.workload.output_tokens.mean)
-    ranges = mean_ranges(likeness, bound_by, ttft_s=predicted.ttft_s.mean, tpot_s=predicted.tpot_s.mean,
-                         e2e_s=predicted.e2e_s.mean)
-    return replace(predicted, ranges=ranges)
+    return mean_ranges(likeness, bound_by, ttft_s=means.ttft_s.mean, tpot_s=means.tpot_s.mean, e2e_s=means.e2e_s.mean)
 
 
 def _bound(task: Task, sized: Sized, deployment: Deployment, found: Outcomes) -> str:
@@ -177,10 +186,15 @@ def _command(deployment: Deployment) -> str:
     return format_command(deployment)
 
 
-def _notes(task: Task, sized: Sized) -> tuple[str, ...]:
+def _notes(task: Task, sized: Sized, seen: Simulated | None) -> tuple[str, ...]:
     notes = []
+    if seen is not None and sized.spot.layout.pp > 1:
+        notes.append("simulated with stages that always hold equal shares of the batch: the bubbles of a real pipeline "
+                     "come on top")
     if sized.spot.price.usd_per_hour is None:
         notes.append(sized.spot.price.source)
+    if seen is not None:
+        return tuple(notes)  # what follows is about closed forms
     if task.replay is not None:
         notes.append("arrivals are the trace's own, spread over the replicas at random and replayed through each one's "
                      "prefill queue; decoding is by closed forms")

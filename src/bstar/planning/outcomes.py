@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from bstar.planning.arrivals import Stream
 from bstar.planning.draws import RequestDraws
 from bstar.planning.experience import Outcomes, experience
-from bstar.planning.replica import Replica, full_chunk_s, mean_prefill_s, prefill_of_a_request_s
+from bstar.planning.replica import (
+    Replica,
+    full_chunk_s,
+    mean_prefill_s,
+    prefill_of_a_request_s,
+    prompt_budget,
+)
 from bstar.queueing.sharing import in_flight_distribution
 
 Floats = NDArray[np.float64]
@@ -37,14 +43,18 @@ _LITTLE_TOLERANCE = 0.002
 def saturated_rate_per_s(replica: Replica, draws: RequestDraws) -> Floats:
     """λ(n) = 1/(c(n) + D·T(n)/n) for n = 1 … N: the throughput of a replica that is kept at n in flight.
 
-    Shape (N,), or (lanes, N) where the token budget is one a lane.
+    At most what prompts get through beside n decodes: one takes c(n), and steps of T(n) until the token budget has let
+    all of it in. Shape (N,), or (lanes, N) where the token budget is one a lane.
     """
     decode = draws.mean_decode_tokens
     batch = np.arange(1, replica.largest_batch + 1)
     rate: Floats = batch / np.maximum(decode * replica.decode_step_s, 1e-12)
+    cost = mean_prefill_s(replica, draws, rate)
     for _ in range(3):  # c depends a little on the rate: how many prompts share a step
-        rate = 1.0 / (mean_prefill_s(replica, draws, rate) + decode * replica.decode_step_s / batch)
-    return rate
+        rate = 1.0 / (cost + decode * replica.decode_step_s / batch)
+        cost = mean_prefill_s(replica, draws, rate)
+    steps = draws.mean_new_tokens / prompt_budget(replica, batch.astype(np.float64))
+    return np.minimum(rate, 1.0 / (cost + replica.decode_step_s * steps))
 
 
 def open_outcomes(

@@ -14,7 +14,7 @@ from bstar.catalog.devices import get_device
 from bstar.codec.resolve import resolve_model, with_weight_dtype
 from bstar.errors import SpecError
 from bstar.planning.results import PlanResult
-from bstar.planning.search import MOST_CANDIDATES, Question, answer
+from bstar.planning.search import MOST_CANDIDATES, Question, Tell, answer
 from bstar.planning.space import EngineChoice, as_sequence
 from bstar.specs.device import DeviceSpec
 from bstar.specs.formats import kv_format
@@ -57,6 +57,8 @@ def plan(
     async_scheduling: bool | None = None,
     enforce_eager: bool = False,
     profile: Profile | str | Path | None = None,
+    simulate: int = 0,
+    tell: Tell | None = None,
 ) -> PlanResult:
     """Candidates for serving `model` on any of `gpus`, best first, and what was rejected and why.
 
@@ -71,12 +73,17 @@ def plan(
                     token those of the mean rate
     headroom_fraction  share of the capacity that is kept free
     profile         of `bstar.calibrate`, or its file: predicts the candidates that it is of
+    simulate        so many of the best candidates are simulated request by request: their capacity, replicas, cost and
+                    order are then those of the simulation (seconds; the first time on a machine it compiles)
+    tell            called with the number and the name of each candidate before it is simulated
     Raises InputError for input that cannot be used. No feasible answer is a result with `feasible` False.
     """
     load = workload if workload is not None else _workload(
         input_tokens, output_tokens, trace, rate_per_s=rate_per_s, concurrency=concurrency, burstiness=burstiness,
         prefix_tokens=prefix_tokens, prefix_hit_fraction=prefix_hit_fraction)  # fmt: skip
     _check(max_gpus, peak_factor, headroom_fraction, max_num_seqs, max_num_batched_tokens)
+    if simulate < 0:
+        raise SpecError(f"simulate: is a number of candidates, must not be negative, is {simulate}")
     own = resolve_model(model) if isinstance(model, str) else model
     kv_dtypes = as_sequence(kv_cache_dtypes) or ("auto",)
     for name in kv_dtypes:
@@ -87,14 +94,14 @@ def plan(
         variants=tuple(own if dtype == "auto" else with_weight_dtype(own, dtype)
                        for dtype in as_sequence(weight_dtypes) or ("auto",)),
         kv_cache_dtypes=kv_dtypes, max_model_len=max_model_len, max_gpus=max_gpus, peak_factor=peak_factor,
-        headroom_fraction=headroom_fraction, most_candidates=most_candidates,
+        headroom_fraction=headroom_fraction, most_candidates=max(most_candidates, simulate), simulate=simulate,
         choice=EngineChoice(
             engine=engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization, block_size=block_size,
             enable_prefix_caching=enable_prefix_caching, enable_chunked_prefill=enable_chunked_prefill,
             async_scheduling=async_scheduling, enforce_eager=enforce_eager,
             profile=None if profile is None else as_profile(profile)),
-    ))  # fmt: skip
+    ), tell)  # fmt: skip
 
 
 def _workload(

@@ -44,7 +44,7 @@ def with_pareto(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
         return float(c.num_gpus) if c.cost.usd_per_hour is None else c.cost.usd_per_hour
 
     def slow(c: Candidate) -> float:
-        return c.predicted.e2e_s.p95 or float("inf")
+        return c.expected.e2e_s.p95 or float("inf")
 
     out = []
     for one in candidates:

@@ -35,7 +35,10 @@ class Percentiles:
         known = values[~np.isnan(values)]
         if known.size == 0:
             return cls(mean=None, p50=None, p95=None, p99=None)
-        p50, p95, p99 = np.quantile(known, (0.5, 0.95, 0.99))
+        if not np.isfinite(known).all():  # some wait without end: percentiles between them and others are theirs
+            p50, p95, p99 = np.quantile(known, (0.5, 0.95, 0.99), method="higher")
+        else:
+            p50, p95, p99 = np.quantile(known, (0.5, 0.95, 0.99))
         return cls(mean=float(known.mean()), p50=float(p50), p95=float(p95), p99=float(p99))
 
     def to_dict(self) -> dict[str, float | None]:
@@ -78,12 +81,49 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What the users of one replica experience at its share of the load, request by request (`bstar.simulate`).
+
+    slo_attainment_fraction   with `attainment_low` and `attainment_high`, its 95 % interval
+    num_requests              that were measured, warm-up apart; num_preemptions are of the whole run
+    requests_per_s            that the replica answered
+    ranges                    of the means, as in `Predicted`
+    closed_form_replicas, closed_form_capacity_requests_per_s   what closed forms had said
+    """
+
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    slo_attainment_fraction: float
+    attainment_low: float | None
+    attainment_high: float | None
+    num_requests: int
+    num_preemptions: int
+    requests_per_s: float
+    closed_form_replicas: int
+    closed_form_capacity_requests_per_s: float
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return with_ranges({
+            "ttft_s": self.ttft_s.to_dict(), "tpot_s": self.tpot_s.to_dict(), "e2e_s": self.e2e_s.to_dict(),
+            "slo_attainment_fraction": self.slo_attainment_fraction,
+            "slo_attainment_interval": [self.attainment_low, self.attainment_high],
+            "num_requests": self.num_requests, "num_preemptions": self.num_preemptions,
+            "requests_per_s": self.requests_per_s,
+            "closed_forms": {"replicas": self.closed_form_replicas,
+                             "capacity_requests_per_s": self.closed_form_capacity_requests_per_s},
+        }, self.ranges)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One answer: `replicas` of `deployment`.
 
     capacity_requests_per_s   what all replicas together carry inside the SLO (closed loop: at that many clients)
     headroom_fraction         capacity / load − 1
     pareto                    no other candidate is both cheaper and faster (p95 E2E)
+    simulated                 None: closed forms only. Else replicas, capacity, attainment and goodput are from there
     """
 
     deployment: Deployment
@@ -105,6 +145,12 @@ class Candidate:
     pareto: bool = False
     notes: tuple[str, ...] = ()
     mode: str = "aggregated"
+    simulated: Simulated | None = None
+
+    @property
+    def expected(self) -> Predicted | Simulated:
+        """The latencies to trust: those of the simulation where there is one."""
+        return self.predicted if self.simulated is None else self.simulated
 
     @property
     def num_gpus(self) -> int:
@@ -126,6 +172,7 @@ class Candidate:
             "memory": self.memory,
             "landmarks": self.landmarks,
             "predicted": self.predicted.to_dict(),
+            "simulated": None if self.simulated is None else self.simulated.to_dict(),
             "output_tokens_per_s": self.output_tokens_per_s,
             "requests_per_s": self.requests_per_s,
             "goodput_requests_per_s": self.goodput_requests_per_s,

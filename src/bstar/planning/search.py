@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bstar.errors import SpecError
@@ -13,7 +13,7 @@ from bstar.planning.draws import length_needs, request_draws
 from bstar.planning.evaluate import Sized, finish, size
 from bstar.planning.feasibility import NoAnswerError, needed_model_len
 from bstar.planning.rank import bound_key, sized_key, with_pareto
-from bstar.planning.results import Candidate, PlanResult, Rejected
+from bstar.planning.results import Candidate, PlanResult, Rejected, Simulated
 from bstar.planning.screen import Screened, Spot, Task, screen
 from bstar.planning.space import EngineChoice, Layout, build, layouts
 from bstar.specs.device import DeviceSpec
@@ -27,10 +27,16 @@ MOST_CANDIDATES = 20
 # What costs more than this many times the best is no alternative to it.
 MOST_TIMES_BEST = 10.0
 
+Tell = Callable[[int, str], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a plan is asked for, parsed. `variants` are the model at each weight dtype to try."""
+    """What a plan is asked for, parsed.
+
+    variants   the model at each weight dtype to try
+    simulate   how many of the best candidates are simulated
+    """
 
     model: ModelSpec
     variants: tuple[ModelSpec, ...]
@@ -45,11 +51,13 @@ class Question:
     peak_factor: float = 1.0
     headroom_fraction: float = 0.0
     most_candidates: int = MOST_CANDIDATES
+    simulate: int = 0
 
 
-def answer(question: Question) -> PlanResult:
+def answer(question: Question, tell: Tell | None = None) -> PlanResult:
     """Candidates best first, and what was rejected and why.
 
+    tell   called before each candidate that is simulated, with its number and its name
     Raises SpecError for flags that no layout could have; what only some layouts cannot have is a rejection.
     """
     draws = request_draws(question.workload)
@@ -72,7 +80,13 @@ def answer(question: Question) -> PlanResult:
     sized, refused = _size_best(task, screened, question.most_candidates)
     left = len(screened) - len(sized) - len(refused)
     more = f"{left} more layouts fit and cannot be better than the last one shown" if left > 0 else None
-    candidates = with_pareto([finish(task, one) for one in sized])
+    simulated: list[tuple[Sized, Simulated | None]] = [(one, None) for one in sized]
+    if question.simulate and sized:
+        from bstar.planning.simulated import simulate_best
+
+        simulated, fallen = simulate_best(task, sized, question.simulate, lambda s: sized_key(s, task), tell)
+        refused += [_rejected(spot, no) for spot, no in fallen]
+    candidates = with_pareto([finish(task, one, seen) for one, seen in simulated])
     notes = (note, more, _peak_note(question), _profile_note(question, candidates), *_price_notes(question))
     return PlanResult(
         model=question.model.name, workload=question.workload, slo=question.slo, max_model_len=task.max_model_len,

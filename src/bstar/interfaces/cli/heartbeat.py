@@ -11,6 +11,8 @@ from typing import Final
 
 import click
 
+from bstar.interfaces.cli import output
+
 _FIRST_S: Final = 10.0
 _EVERY_S: Final = 60.0
 _STEP: Final = 16
@@ -51,3 +53,12 @@ def heartbeat(
         ended.set()
         if terminal:
             click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
+
+
+@contextmanager
+def compiling_told() -> Iterator[None]:
+    """Compiling is told, once, as soon as it begins."""
+    from bstar.sim.compiling import on_compile
+
+    with on_compile(lambda: output.warn("compiling the simulator, once on this machine for each release (a minute)")):
+        yield

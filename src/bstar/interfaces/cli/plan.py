@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from bstar.interfaces.cli.deploy import (
     profile_option,
     range_text,
 )
+from bstar.interfaces.cli.heartbeat import compiling_told
 from bstar.interfaces.cli.load import load_options, slo_options, take_slo, take_workload
 from bstar.interfaces.cli.params import (
     BANDWIDTH,
@@ -35,7 +37,9 @@ from bstar.interfaces.cli.sections import SectionedCommand
 from bstar.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
-    from bstar.planning.results import Candidate, PlanResult
+    from collections.abc import Sequence
+
+    from bstar.planning.results import Candidate, Percentiles, PlanResult, Simulated
     from bstar.specs.slo import Slo
     from bstar.specs.workload import Workload
 
@@ -70,7 +74,10 @@ _KEPT = ("engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "g
     click.option("--headroom", type=FLOAT, default=0.0, metavar="F",
                  help="Share of the capacity to keep free (0–1)."),
     click.option("--top", type=POSITIVE, default=10, show_default=True, metavar="N", help="Candidates to print."),
-    click.option("--fast", is_flag=True, help="Closed forms only (what this version always does)."),
+    click.option("--simulate", type=POSITIVE, metavar="N",
+                 help="Simulate the N best candidates request by request; their capacity, replicas, cost and order are "
+                 "then those of the simulation."),
+    click.option("--fast", is_flag=True, help="Closed forms only (the default)."),
     click.option("--executor", metavar="local|ray[://…]", default="local", help="Where candidates are evaluated."),
     click.option("--engine", metavar="NAME[@VERSION]", help="vllm, sglang or trtllm."),
     click.option("--max-num-seqs", type=ENGINE_INT, metavar="N",
@@ -105,7 +112,8 @@ def plan(ctx: click.Context, /, model_name: str | None, gpus: tuple[str, ...], p
     from bstar.planning.plan import plan as planned
 
     executor = options.pop("executor")
-    options.pop("fast")
+    if options.pop("fast") and options["simulate"]:
+        raise SpecError("--simulate: asks for more than --fast; leave one out")
     if executor != "local":
         raise SpecError(f"--executor: {executor[:40]!r} is not available in this version; use local")
     workload = take_workload(options, required=True)
@@ -123,10 +131,11 @@ def plan(ctx: click.Context, /, model_name: str | None, gpus: tuple[str, ...], p
     devices = _devices(gpus, options["gpu_memory_bytes"], options["bandwidth_bytes_per_s"])
     model = resolve_model(name, overrides=overrides, config_overrides=keywords.pop("hf_overrides", None))
     note_model(model, name)
-    result = planned(
-        model, devices, workload, slo, max_gpus=options["max_gpus"],
-        prices=_prices(prices, devices), peak_factor=options["peak_factor"], headroom_fraction=options["headroom"],
-        most_candidates=max(top, 20), profile=options["profile"], **keywords)
+    with compiling_told() if options["simulate"] else nullcontext():
+        result = planned(
+            model, devices, workload, slo, max_gpus=options["max_gpus"],
+            prices=_prices(prices, devices), peak_factor=options["peak_factor"], headroom_fraction=options["headroom"],
+            most_candidates=max(top, 20), profile=options["profile"], simulate=options["simulate"] or 0, **keywords)
     if as_json:
         output.print_json(result)
     else:
@@ -200,12 +209,19 @@ def _show(result: PlanResult, workload: Workload, slo: Slo | None, top: int) -> 
         output.show(*parts)
         return
     parts.append(_table(result.candidates[:top], fixed_load=workload.rate_per_s is not None))
-    parts += [output.line("TTFT and TPOT: p95, expected by closed forms, not measured; req/s: what all replicas carry "
+    source = _source(result.candidates[:top])
+    parts += [output.line(f"TTFT and TPOT: p95, expected by {source}, not measured; req/s: what all replicas carry "
                           "inside the SLO; * no other is both cheaper and faster", style="dim"), output.line("")]
     parts += _best(result.best)
     parts += [output.line(f"rejected: {summary}", style="dim") for summary in result.rejected_summary()]
     parts += [output.line("note: " + n, style="yellow") for n in result.notes]
     output.show(*parts)
+
+
+def _source(shown: Sequence[Candidate]) -> str:
+    if not any(c.simulated for c in shown):
+        return "closed forms"
+    return "simulation" if all(c.simulated for c in shown) else "simulation (~ closed forms)"
 
 
 def _load(w: Workload) -> str:
@@ -227,6 +243,12 @@ def _limits(slo: Slo | None) -> str:
 
 def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
     """A row a candidate; a column that says the same in every row is left out."""
+    mixed = any(c.simulated for c in shown)
+
+    def p95(c: Candidate, name: str) -> str:
+        found: Percentiles = getattr(c.expected, name)
+        return "~" * (mixed and c.simulated is None) + format_seconds(found.p95)
+
     columns: list[tuple[str, list[str]]] = [
         ("", [f"{i}{'*' if c.pareto else ''}" for i, c in enumerate(shown, 1)]),
         ("GPUs", [f"{c.num_gpus} × {c.deployment.device.id}" for c in shown]),
@@ -239,8 +261,8 @@ def _table(shown: tuple[Candidate, ...], *, fixed_load: bool) -> Any:
     left = range(1, len(columns))
     columns += [
         ("seqs", [f"{c.deployment.engine.max_num_seqs:,}" for c in shown]),
-        ("TTFT", [format_seconds(c.predicted.ttft_s.p95) for c in shown]),
-        ("TPOT", [format_seconds(c.predicted.tpot_s.p95) for c in shown]),
+        ("TTFT", [p95(c, "ttft_s") for c in shown]),
+        ("TPOT", [p95(c, "tpot_s") for c in shown]),
         ("req/s", [f"{c.capacity_requests_per_s:,.3g}" for c in shown]),
     ]
     if not fixed_load:
@@ -267,11 +289,12 @@ _BOUNDS = {"weight_bandwidth": "weights", "kv_bandwidth": "KV reads", "kv_capaci
 
 
 def _best(c: Candidate) -> list[Any]:
-    p, marks = c.predicted, c.landmarks
+    p, seen, marks = c.predicted, c.expected, c.landmarks
     percentiles = [
-        (label, *(format_seconds(v) for v in (x.mean, x.p50, x.p95, x.p99)), range_text(p.ranges.get(name)))
-        for label, name, x in (("TTFT", "ttft_s", p.ttft_s), ("TPOT", "tpot_s", p.tpot_s), ("E2E", "e2e_s", p.e2e_s))]
-    known = [f"ranges: {one.basis}" for one in list(p.ranges.values())[:1]]
+        (label, *(format_seconds(v) for v in (x.mean, x.p50, x.p95, x.p99)), range_text(seen.ranges.get(name)))
+        for label, name, x in (
+            ("TTFT", "ttft_s", seen.ttft_s), ("TPOT", "tpot_s", seen.tpot_s), ("E2E", "e2e_s", seen.e2e_s))]
+    known = [f"ranges: {one.basis}" for one in list(seen.ranges.values())[:1]]
     walls = " · ".join(f"{label} {marks[name]:,.0f}" for name, label in (
         ("b_star", "B*"), ("b_gemm", "B_gemm"), ("b_mem", "B_mem"), ("b_slo", "B_slo")) if marks.get(name) is not None)
     facts = [
@@ -281,6 +304,8 @@ def _best(c: Candidate) -> list[Any]:
         ("prefill", f"{p.prefill_fraction:.0%}", f"of a replica's time; step {format_seconds(p.step_s)}; "
          f"{p.queued_fraction:.1%} of requests queue"),
     ]
+    if c.simulated is not None:
+        facts.append(("simulated", f"{c.simulated.num_requests:,} requests", _simulated(c, c.simulated)))
     return [
         output.heading("best", f"{c.num_gpus} × {c.deployment.device.name}, {c.replicas} × {c.layout}, "
                        f"{c.deployment.model.weight_dtype} weights, {c.deployment.kv_format.name} KV"),
@@ -289,3 +314,16 @@ def _best(c: Candidate) -> list[Any]:
         *[output.line("  note: " + n, style="dim") for n in c.notes],
         output.line(""), output.verbatim("  " + c.launch_command),
     ]
+
+
+def _simulated(c: Candidate, seen: Simulated) -> str:
+    """How sure the share inside the SLO is, and what closed forms had said."""
+    parts = ["of one replica"]
+    if seen.attainment_low is not None and seen.attainment_high is not None:
+        parts.append(f"95 % of runs have {seen.attainment_low:.2%} to {seen.attainment_high:.2%} inside the SLO")
+    if seen.num_preemptions:
+        parts.append(f"{seen.num_preemptions:,} preemptions")
+    parts.append(f"closed forms said {seen.closed_form_replicas} "
+                 f"replica{'' if seen.closed_form_replicas == 1 else 's'}, "
+                 f"{seen.closed_form_capacity_requests_per_s:,.4g} requests/s")
+    return "; ".join(parts)

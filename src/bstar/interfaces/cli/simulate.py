@@ -16,6 +16,7 @@ from bstar.errors import SpecError
 from bstar.interfaces.cli import output
 from bstar.interfaces.cli.cluster import cluster_options, linked, take_cluster
 from bstar.interfaces.cli.deploy import deploy_options, describe, take_deployment
+from bstar.interfaces.cli.heartbeat import compiling_told
 from bstar.interfaces.cli.load import slo_options, take_slo
 from bstar.interfaces.cli.params import POSITIVE, apply, complete_models, json_option
 from bstar.interfaces.cli.sections import SectionedCommand, section
@@ -280,16 +281,7 @@ def _compare(built: Deployment, load: Traffic, slo: Slo | None, names: str, clus
 @contextmanager
 def _progress(what: str) -> Iterator[Progress]:
     """A bar on stderr in a terminal, once the run has taken a while. Compiling is told anywhere."""
-    from bstar.sim.compiling import on_compile
-
-    said: list[bool] = []
-
-    def tell() -> None:
-        if not said:
-            said.append(True)
-            click.echo("note: compiling the simulator, once on this machine for each release (a minute)", err=True)
-
-    with on_compile(tell), _bar(what) as bar:
+    with compiling_told(), _bar(what) as bar:
         meta, terminal = click.get_current_context().meta, sys.stderr.isatty()
 
         def report(done: int, total: int, clock_s: float) -> None:
