@@ -22,6 +22,8 @@ COMMANDS = [
     ("curve", "llama-2-7b", "llama-2-13b", "llama-2-70b", "--gpu", "a100", "--tp", "4", "--context", "512,2048,8192"),
     ("plan", "llama-3.1-70b", "--gpu", "h100,h200", "--input", "2000", "--output", "300", "--rate", "5",
      "--slo", "ttft=1s,tpot=40ms", "--weight-dtype", "auto,fp8"),
+    ("plan", "llama-3.1-8b", "--gpu", "h100,l40s", "--input", "1000", "--output", "200", "--rate", "30",
+     "--slo", "ttft=1s,tpot=40ms", "--simulate", "2", "--top", "4"),
     ("plan", "llama-3.1-405b", "--gpu", "l40s", "--input", "9", "--output", "9", "--max-gpus", "1"),
     ("catalog",), ("catalog", "devices"), ("catalog", "models", "qwen"), ("catalog", "engines"),
     ("catalog", "devices", "b200"), ("catalog", "models", "llama-3.1-8b"),

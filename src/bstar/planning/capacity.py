@@ -76,8 +76,8 @@ def _open(
         return Search(margin=margin, top=lanes.top_per_s, least=IDLE * lanes.top_per_s, total=wanted,
                       tolerance=TOLERANCE if total is None else HEADROOM_TOLERANCE)
 
-    # Without limits every request is inside them as long as the queue does not grow without end.
-    found = search(Stream(), total).largest(lanes.groups(), lanes.near)
+    found = _unlimited(search(Stream(), total), lanes) if slo.is_empty else None
+    found = found or search(Stream(), total).largest(lanes.groups(), lanes.near)
     if found is None:
         most = float(IDLE * lanes.top_per_s.max())
         raise NoAnswerError("slo", f"meets the SLO only when it is idle, below {most:.2g} requests/s a replica "
@@ -86,6 +86,14 @@ def _open(
         return _bursty(stream, lanes, search, found, total)
     capacity = _capacity(lanes, found)
     return capacity, 1 if total is None else replicas_needed(total, capacity.load)
+
+
+def _unlimited(search: Search, lanes: Lanes) -> Found | None:
+    """Without limits every request is inside them unless the queue grows without end: the lane that carries most, where
+    it does not."""
+    best = np.array([int(np.argmax(lanes.top_per_s))])
+    load = float(lanes.top_per_s[best[0]])
+    return Found(load=load, lanes=best) if search.at(load, best).size else None
 
 
 def _bursty(

@@ -49,6 +49,7 @@ Examples:
   bstar plan qwen3-32b --gpu h100 --weight-dtype auto,fp8 --input lognormal:mean=1500,cv=1 --output 400 \\
       --concurrency 100 --slo chat --attainment 0.95
   bstar plan llama-3.1-8b --gpu l40s --input 512 --output 128 --slo tpot=30ms      # what one replica carries
+  bstar plan llama-3.3-70b --gpu h100 --input 2000 --output 500 --rate 6 --slo chat --simulate 3
   bstar plan deepseek-r1 --gpu h200 --trace requests.csv --max-gpus 32 --price h200=2.8 --json
 Exit code 1: nothing feasible (the reasons are printed).
 """
@@ -319,8 +320,9 @@ def _best(c: Candidate) -> list[Any]:
 def _simulated(c: Candidate, seen: Simulated) -> str:
     """How sure the share inside the SLO is, and what closed forms had said."""
     parts = ["of one replica"]
-    if seen.attainment_low is not None and seen.attainment_high is not None:
-        parts.append(f"95 % of runs have {seen.attainment_low:.2%} to {seen.attainment_high:.2%} inside the SLO")
+    low, high = seen.attainment_low, seen.attainment_high
+    if low is not None and high is not None:
+        parts.append(f"95 % interval of the share inside the SLO {low:.2%} to {high:.2%}")
     if seen.num_preemptions:
         parts.append(f"{seen.num_preemptions:,} preemptions")
     parts.append(f"closed forms said {seen.closed_form_replicas} "
