@@ -30,6 +30,7 @@ from bstar.measure import (
 )
 from bstar.measure.connection import Pool
 from bstar.measure.folder import RunFolder, recover, runs_in
+from bstar.specs.slo import Slo
 from bstar.traffic import closed_loop, constant, poisson
 
 HERE = Path(__file__).parent
@@ -382,6 +383,9 @@ def test_ctrl_c_keeps_what_was_measured(workers, tmp_path):
     assert run.exit_code == 130
     assert 5 < run.summary.num_finished < 300
     assert set(errors(run)) <= {"interrupted"}
+    # What was in flight counts neither way, unless it had broken a limit by then.
+    assert run.summary_for(Slo(ttft_s=5.0, e2e_s=60.0)).slo_attainment_fraction == 1.0
+    assert run.summary_for(Slo(e2e_s=1e-6)).slo_attainment_fraction == 0.0
     kept = read_run(tmp_path / "run")
     assert kept.summary["interrupted"]
     assert len(kept.table) == len(run.table)

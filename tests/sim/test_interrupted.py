@@ -17,6 +17,7 @@ from bstar.sim.export import request_columns
 from bstar.sim.result import SimResult
 from bstar.sim.run import simulate
 from bstar.sim.slices import in_slices
+from bstar.specs.slo import Slo
 from bstar.traffic import closed_loop, poisson
 
 LOAD = poisson(30.0, 500, 100, num_requests=1500)
@@ -130,6 +131,22 @@ def test_an_interrupted_run_holds_what_happened(policy: str) -> None:
     assert 20 < finished.sum() < 1500
     assert (result.output_tokens[finished] == load.output_tokens[finished]).all()
     assert np.nanmin(result.tpot_s) > 0
+
+
+def test_requests_in_flight_at_an_interrupt_count_neither_way(at_s: Callable[[float], None]) -> None:
+    """Unless they had broken a limit by then: a queue that grows is not made good by stopping."""
+    load = poisson(5.0, 500, 100, num_requests=400)
+    at_s(30.0)
+    result = simulate(deployed(), load, slo="ttft=5s,e2e=60s")
+    cut = np.isnan(result.finish_s) & result.measured
+    assert result.interrupted
+    assert cut.any()
+    assert result.summary.slo_attainment_fraction == 1.0
+    assert result.summary.num_requests == result.summary.num_finished + cut.sum()
+    late = result.summary_for(Slo(e2e_s=1e-3))
+    assert late.slo_attainment_fraction == 0.0
+    mixed = result.summary_for(Slo(ttft_s=float(np.nanmedian(result.first_token_s - result.arrival_s))))
+    assert 0.3 < mixed.slo_attainment_fraction < 0.7
 
 
 def test_an_interrupted_comparison_leaves_ways_out(at_s: Callable[[float], None]) -> None:

@@ -16,7 +16,7 @@ from bstar.measure.verdict import Verdict, judge_run
 from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
 from bstar.metrics.intervals import Interval, batch_means
-from bstar.metrics.records import RequestRecords
+from bstar.metrics.records import RequestRecords, inside_so_far
 from bstar.metrics.summary import RunSummary, summarize
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic
@@ -102,7 +102,13 @@ class BenchRun:
 
     def summary_for(self, slo: Slo | None) -> RunSummary:
         """The metrics against another SLO."""
-        return summarize(self.records, self.gaps, slo)
+        return summarize(self.records, self.gaps, slo, undecided=self._undecided(slo))
+
+    def _undecided(self, slo: Slo | None, *, intended: bool = False) -> int:
+        """Requests that an interrupt met in flight, inside every limit so far."""
+        cut = self.measured.take(self.measured.error == "interrupted")
+        sent = cut.intended_s if intended else cut.sent_s
+        return int(inside_so_far(sent, cut.first_token_s, cut.end_s, slo).sum())
 
     @property
     def holds_nothing(self) -> bool:
@@ -120,7 +126,8 @@ class BenchRun:
     @cached_property
     def from_intended(self) -> RunSummary:
         """The same from the moment the load asked for: what users would feel who do not wait for the client."""
-        return summarize(self.measured.records(intended=True), self.gaps, self.slo)
+        return summarize(self.measured.records(intended=True), self.gaps, self.slo,
+                         undecided=self._undecided(self.slo, intended=True))  # fmt: skip
 
     @cached_property
     def chunk_gap_s(self) -> Distribution:

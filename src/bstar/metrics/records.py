@@ -81,3 +81,16 @@ class RequestRecords:
     def take(self, chosen: Any) -> RequestRecords:
         """Those at an index, slice or mask."""
         return RequestRecords(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+
+def inside_so_far(sent_s: Floats, first_token_s: Floats, at_s: Floats | float, slo: Slo | None) -> Mask:
+    """Of requests that were cut off at `at_s`: whether they had broken no limit by then. They count neither way.
+
+    first_token_s   nan where it had not come
+    """
+    inside = np.ones(sent_s.shape, dtype=np.bool_)
+    if slo is not None and slo.ttft_s is not None:
+        inside &= np.where(np.isnan(first_token_s), at_s, first_token_s) - sent_s <= slo.ttft_s
+    if slo is not None and slo.e2e_s is not None:
+        inside &= at_s - sent_s <= slo.e2e_s
+    return inside

@@ -55,8 +55,13 @@ class RunSummary:
         }  # fmt: skip
 
 
-def summarize(records: RequestRecords, gaps: TokenGaps, slo: Slo | None = None) -> RunSummary:
-    """The metrics of `records`; `gaps` are those between the tokens of the same requests."""
+def summarize(
+    records: RequestRecords, gaps: TokenGaps, slo: Slo | None = None, *, undecided: int = 0
+) -> RunSummary:
+    """The metrics of `records`; `gaps` are those between the tokens of the same requests.
+
+    undecided   requests that were cut off inside every limit: no part of the attainment
+    """
     finished, good = records.finished, records.meets(slo)
     duration, count = records.duration_s, len(records)
     outputs = int(records.output_tokens[finished].sum())
@@ -70,7 +75,7 @@ def summarize(records: RequestRecords, gaps: TokenGaps, slo: Slo | None = None) 
         duration_s=duration, ttft_s=Distribution.of(records.ttft_s), tpot_s=Distribution.of(records.tpot_s),
         itl_s=gaps.distribution(), e2e_s=Distribution.of(records.e2e_s), requests_per_s=rate(float(finished.sum())),
         output_tokens_per_s=rate(outputs), total_tokens_per_s=rate(inputs + outputs), slo=slo,
-        slo_attainment_fraction=float(good.sum()) / count if count else 0.0,
+        slo_attainment_fraction=float(good.sum()) / (count - undecided) if count > undecided else 0.0,
         goodput_requests_per_s=rate(float(good.sum())),
         goodput_output_tokens_per_s=rate(float(records.output_tokens[good].sum())),
     )  # fmt: skip

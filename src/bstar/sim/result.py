@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
-from bstar.metrics.records import RequestRecords
+from bstar.metrics.records import RequestRecords, inside_so_far
 from bstar.metrics.summary import RunSummary, summarize
 from bstar.sim.measured_gaps import has_warmup, measured_gaps
 from bstar.sim.series import TimeSeries, time_series
@@ -115,7 +115,12 @@ class SimResult:
 
     def summary_for(self, slo: Slo | None) -> RunSummary:
         """The metrics of the same run against another SLO."""
-        return summarize(self.records, self.gaps, slo)
+        return summarize(self.records, self.gaps, slo, undecided=self._undecided(slo) if self.interrupted else 0)
+
+    def _undecided(self, slo: Slo | None) -> int:
+        """Requests that the end of an interrupted run met in flight, inside every limit so far."""
+        cut = self.measured & np.isnan(self.finish_s) & ~self.rejected & ~self.unserved
+        return int(inside_so_far(self.arrival_s[cut], self.first_token_s[cut], self.span_s[1], slo).sum())
 
     @cached_property
     def steadiness(self) -> Steadiness:
