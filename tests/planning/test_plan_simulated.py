@@ -47,7 +47,7 @@ def bstar_keywords(command):
     return {**parsed.settings, "model": "deepseek-r1", "engine": parsed.engine_at_version}
 
 
-@pytest.mark.parametrize("gpu", ["l40s", "h100", "a100-sxm-80gb"])
+@pytest.mark.parametrize("gpu", ["l40s", pytest.param("h100", marks=slow), pytest.param("a100-sxm-80gb", marks=slow)])
 @pytest.mark.parametrize("lengths", [(1000, 200), (4000, 100), (100, 1000)])
 def test_without_an_slo_the_queue_does_not_grow(gpu, lengths):
     """A rate and no limits: enough replicas for it, each with a token budget that lets its prompts in."""

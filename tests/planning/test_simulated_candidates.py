@@ -24,6 +24,9 @@ LOAD = {"input_tokens": 1000, "output_tokens": 200}
 SLO = "ttft=1s,tpot=40ms"
 
 
+slow = pytest.mark.slow
+
+
 def planned(gpu="h100,l40s", **more):
     return bstar.plan("llama-3.1-8b", gpu, **{**LOAD, "rate_per_s": 30.0, "slo": SLO, **more})
 
@@ -48,6 +51,7 @@ def test_the_best_are_simulated_and_hold_with_other_requests(plan):
         assert candidate.expected is candidate.simulated
 
 
+@slow
 def test_one_replica_less_misses_the_slo_or_is_full(plan):
     for candidate in (c for c in plan.candidates if c.simulated and c.replicas > 1):
         rate = 30.0 / (candidate.replicas - 1)
@@ -90,10 +94,11 @@ def test_names_are_told_before_they_are_simulated():
 
 
 @pytest.mark.parametrize("more", [
-    {"rate_per_s": None, "slo": "tpot=20ms"}, {"rate_per_s": None, "slo": None}, {"slo": None},
-    {"rate_per_s": None, "concurrency": 200, "slo": "tpot=20ms"}, {"rate_per_s": None, "concurrency": 200, "slo": None},
-    {"burstiness": 0.25}, {"prefix_tokens": 800}, {"headroom_fraction": 0.3}, {"peak_factor": 2.0},
-    {"output_tokens": 1, "slo": "ttft=1s"}, {"engine": "sglang"}, {"engine": "trtllm"},
+    {"rate_per_s": None, "slo": None}, {"slo": None}, {"rate_per_s": None, "concurrency": 200, "slo": None},
+    {"burstiness": 0.25}, {"headroom_fraction": 0.3}, {"peak_factor": 2.0},
+    *(pytest.param(more, marks=slow) for more in (
+        {"rate_per_s": None, "slo": "tpot=20ms"}, {"rate_per_s": None, "concurrency": 200, "slo": "tpot=20ms"},
+        {"prefix_tokens": 800}, {"output_tokens": 1, "slo": "ttft=1s"}, {"engine": "sglang"}, {"engine": "trtllm"})),
 ], ids=str)  # fmt: skip
 def test_every_kind_of_load(more):
     found = planned("h100", simulate=1, **more)
@@ -110,6 +115,7 @@ def test_every_kind_of_load(more):
         assert best.capacity_requests_per_s >= asked * (1 - 1e-9)
 
 
+@slow
 def test_a_trace_brings_its_own_arrivals(tmp_path):
     rng = np.random.default_rng(0)
     moments = np.cumsum(rng.gamma(0.3, 1.0, 3000))
@@ -123,6 +129,7 @@ def test_a_trace_brings_its_own_arrivals(tmp_path):
     assert not any("closed forms" in note for note in found.best.notes)
 
 
+@slow
 def test_too_many_gpus_as_simulated_is_a_rejection(monkeypatch):
     """What closed forms find to need few and the simulation finds to need many; others move up and are simulated."""
     monkeypatch.setattr(simulated._Probe, "capacity", lambda probe, wanted: probe.sized.capacity.load / 10.0)
