@@ -167,7 +167,7 @@ def test_rows_and_files_of_measured_points(tmp_path: Path) -> None:
     ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "start": "slowly"}, "even or burst"),
     ({"concurrency": 10**9, "input": 9, "output": 9, "tpot_ms": 8}, "at most 100,000"),
     ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "num_requests": 10**12}, "at most"),
-    ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "tpot_s": 0.009}, "given twice"),
+    ({"concurrency": 4, "input": 9, "output": 9, "tpot_ms": 8, "tpot_s": 1}, "given twice, as tpot_ms and as tpot_s"),
     ({"concurrency": 4, "input": 900, "output": 90, "tpot_ms": 1.0}, "below what the memory"),
 ])  # fmt: skip
 def test_a_point_that_is_none_is_one_line(point: dict[str, Any], said: str) -> None:

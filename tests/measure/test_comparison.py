@@ -213,3 +213,44 @@ def test_a_run_that_is_no_result_is_marked_in_its_column(tmp_path: Path) -> None
     assert "note: s/concurrency-1 is no result of the server" in shown
     other = CliRunner().invoke(cli, ["compare", *[str(tmp_path / "s" / "concurrency-2")] * 2]).stdout
     assert "no result" not in other
+
+
+def test_a_load_that_was_measured_again_counts_once(tmp_path: Path) -> None:
+    """As after an interrupted sweep that went on: its file says which runs its points are."""
+    for name in ("concurrency-1", "concurrency-1-again-2", "concurrency-2"):
+        bench_run(tmp_path / name, 1, interrupted=name == "concurrency-1")
+    points = [{"load": 1, "folder": "concurrency-1-again-2"}, {"load": 2, "folder": "concurrency-2"}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"points": points}))
+    names = ["concurrency-1-again-2", "concurrency-2"]
+    assert [run.name.partition("/")[2] for run in read_compared(tmp_path)] == names
+    assert [one.id for one in observations_in(tmp_path)] == names
+    for said in ({"points": []}, {"points": "none"}, {}):  # a file that names none leaves all
+        (tmp_path / "sweep.json").write_text(json.dumps(said))
+        assert len(read_compared(tmp_path)) == 3
+
+
+def test_a_run_that_broke_off_says_so(tmp_path: Path) -> None:
+    """Named itself it is taken as far as it came; among others of a sweep it is left out."""
+    for name, broken in (("concurrency-1", True), ("concurrency-2", False)):
+        bench_run(tmp_path / "s" / name, 2, interrupted=broken)
+    said = "broke off: 20 of 20 requests were answered"
+    broken = tmp_path / "s" / "concurrency-1"
+    (one,) = observations_in(broken)
+    assert one.notes == (f"concurrency-1 {said}",)
+    assert read_compared(broken)[0].notes == (said,)
+    (kept,) = observations_in(tmp_path / "s")
+    assert (kept.id, kept.notes) == ("concurrency-2", (f"concurrency-1 is left out: it {said}",))
+    summary = tmp_path / "s" / "concurrency-2" / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "interrupted": True}))
+    assert [found.id for found in observations_in(tmp_path / "s")] == ["concurrency-1", "concurrency-2"]
+
+
+def test_a_summary_that_is_none_is_named(tmp_path: Path) -> None:
+    bench_run(tmp_path / "run", 1)
+    whole = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for key in ("load", "window", "verdict"):
+        (tmp_path / "run" / "summary.json").write_text(json.dumps({**whole, key: 1}))
+        with pytest.raises(ConfigError, match=rf"summary\.json' is no summary of bstar bench \(it has no {key}\)"):
+            read_compared(tmp_path / "run")
+        with pytest.raises(ConfigError, match="is no summary of bstar bench"):
+            observations_in(tmp_path / "run")

@@ -211,6 +211,7 @@ def _sorted(raw: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[st
     """(what says the load, what was measured): by the keys' own names, in seconds."""
     loads: dict[str, Any] = {}
     figures: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
     for key, value in raw.items():
         if value is None:
             continue
@@ -219,8 +220,9 @@ def _sorted(raw: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[st
         if name.endswith("_ms"):
             name, scale = name[:-3] + "_s", 1e-3
         name = _ALIASES.get(name, name)
-        if name in figures or name in loads:
-            raise SpecError(f"{where}: {name} is given twice (once as {str(key)[:60]}); leave one out")
+        if name in spelt:
+            raise SpecError(f"{where}: {name} is given twice, as {spelt[name]} and as {str(key)[:60]}; leave one out")
+        spelt[name] = str(key)[:60]
         if name in METRICS:
             figures[name] = _positive(value, f"{where}: {key}") * scale
         elif name in _LOAD_KEYS:

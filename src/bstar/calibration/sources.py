@@ -100,7 +100,7 @@ def _of_folder(path: Path) -> list[Observation]:
     The first says which of the others were left out, and why.
     """
     from bstar.codec.safe_json import read_json
-    from bstar.measure.folder import is_unfinished, read_run, runs_in
+    from bstar.measure.folder import broke_off, is_unfinished, read_run, runs_in
 
     runs = runs_in(path)
     if runs == [path]:
@@ -109,12 +109,18 @@ def _of_folder(path: Path) -> list[Observation]:
     if tuning.is_file() and (read_json(tuning, what="tuning").get("settings") or {}).get("serve"):
         raise ConfigError(f"run {str(path)!r}: its servers had different max_num_seqs; name one of its runs ("
                           f"{', '.join(run.name for run in runs[:6])})")
-    refused = {run: why for run in runs if (why := _refusal(read_run(run).summary))}
+    read = {run: read_run(run) for run in runs}
+    refused = {run: why for run in runs if (why := _refusal(read[run].summary))}
     if len(refused) == len(runs):
         raise ConfigError(f"run {str(path)!r}: none of its {len(runs)} runs is a result of the server "
                           f"({runs[0].name}: {refused[runs[0]]}); measure again")
     out = [f"{run.name} is left out: it is no result of the server ({why})" for run, why in refused.items()]
-    out += [f"{one.name} is left out: it broke off" for one in sorted(path.iterdir()) if is_unfinished(one)]
+    cut = {run: why for run in runs if run not in refused and (why := broke_off(read[run]))}
+    if len(refused) + len(cut) < len(runs):  # else they are all there is
+        out += [f"{run.name} is left out: it {why}" for run, why in cut.items()]
+        refused |= cut
+    out += [f"{one.name} is left out: it broke off" for one in sorted(path.iterdir())
+            if is_unfinished(one) and one not in runs]
     return _noting([of_run(run) for run in runs if run not in refused], out)
 
 
@@ -128,13 +134,14 @@ def _refusal(summary: Mapping[str, Any]) -> str:
 
 def of_run(path: Path) -> Observation:
     """The observation of a run's folder (`bstar bench --out`). Raises ConfigError where the run is no result."""
-    from bstar.measure.folder import read_run
+    from bstar.measure.folder import broke_off, read_run
 
     run = read_run(path)
     reasons = _refusal(run.summary)
     if reasons:
         raise ConfigError(f"run {str(path)!r}: is no result of the server ({reasons}); measure again")
-    sent = _as_answered(run.traffic, run.table)
+    broken = broke_off(run)
+    sent = _as_answered(_sent_of(run.traffic, run.table) if broken else run.traffic, run.table)
     kept = run.measured & (run.table.error == "")
     if not kept.any():
         raise ConfigError(f"run {str(path)!r}: no request of it was answered; measure again")
@@ -143,8 +150,14 @@ def of_run(path: Path) -> Observation:
         id=path.name, sent=sent, concurrency=sent.concurrency, rate_per_s=rate, measured=figures_in(run.summary),
         input_tokens=_mean_length(run.table.input_tokens[kept]),
         output_tokens=_mean_length(run.table.output_tokens[kept]), served=_served(run.environment),
-        seats=_seats(run.summary),
+        seats=_seats(run.summary), notes=(f"{path.name} {broken}",) if broken else (),
     )  # fmt: skip
+
+
+def _sent_of(traffic: Traffic, table: Any) -> Traffic:
+    """Of a run that broke off: the requests that it came to."""
+    count = int(table.index.max(initial=0)) + 1
+    return replace(traffic.take(np.arange(count)), warmup_requests=min(traffic.warmup_requests, count - 1))
 
 
 def _served(environment: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from bstar.errors import ConfigError, SpecError
-from bstar.measure.folder import read_run, runs_in
+from bstar.measure.folder import broke_off, read_run, runs_in
 from bstar.metrics.definitions import METRICS
 from bstar.metrics.intervals import Interval, batch_means, quantile_interval, rate_interval, share_interval
 from bstar.metrics.records import RequestRecords
@@ -222,6 +222,7 @@ def _of_bench(place: Path, *, name: str) -> ComparedRun:
         records=run.table.take(run.measured).records(), slo=_slo_of(run.config),
         facts={"model": server.get("model"), "load": _load(load), "fingerprint": load.get("fingerprint")},
         invalid=tuple(map(str, verdict.get("reasons", ()))) if verdict.get("valid") is False else (),
+        notes=tuple(filter(None, (broke_off(run),))),
     )  # fmt: skip
 
 

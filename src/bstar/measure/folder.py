@@ -172,6 +172,14 @@ class RecordedRun:
     environment: dict[str, Any]
 
 
+def broke_off(run: RecordedRun) -> str:
+    """How far a run came that was interrupted or killed: "broke off: 17 of 200 requests were answered"; else ""."""
+    if not run.summary.get("interrupted"):
+        return ""
+    answered = int(np.count_nonzero(run.table.succeeded))
+    return f"broke off: {answered:,} of {run.traffic.num_requests:,} requests were answered"
+
+
 def read_run(path: str | Path) -> RecordedRun:
     """A run's folder; of an unfinished one (.partial) what its journal holds. Raises ConfigError where it is none."""
     folder = Path(path)
@@ -180,7 +188,7 @@ def read_run(path: str | Path) -> RecordedRun:
     _check_begun(folder)
     if not (folder / "requests.parquet").is_file():
         raise ConfigError(f"run: {folder} is no folder of bstar bench (no requests.parquet in it)")
-    summary = _read_json(folder / "summary.json")
+    summary = _summary_of(folder)
     columns = read_table(folder / "requests.parquet")
     measured = np.asarray(columns.pop("measured"), dtype=bool)
     return RecordedRun(
@@ -190,6 +198,17 @@ def read_run(path: str | Path) -> RecordedRun:
         summary=summary, config=_read_json(folder / "config.json"),
         environment=_read_json(folder / "environment.json"),
     )  # fmt: skip
+
+
+def _summary_of(folder: Path) -> dict[str, Any]:
+    """A run's summary. Raises ConfigError where it is none."""
+    file = folder / "summary.json"
+    summary = _read_json(file)
+    missing = [key for key in ("load", "window", "verdict") if not isinstance(summary.get(key), Mapping)]
+    if missing:
+        raise ConfigError(f"run: {str(file)!r} is no summary of bstar bench (it has no {missing[0]}); restore it, or "
+                          "measure again")
+    return summary
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -246,9 +265,22 @@ def runs_in(path: str | Path) -> list[Path]:
         inside = sorted((p for p in folder.iterdir() if is_run(p) and not p.name.endswith(PARTIAL)), key=_in_order)
     except OSError as error:
         raise ConfigError(f"run: {str(folder)!r} cannot be read ({error.strerror})") from None
+    kept = _kept_by_sweep(folder)
+    if kept is not None:  # a load that was measured again after an interrupt has two folders
+        inside = sorted((p for p in inside if p.name in kept), key=lambda p: kept[p.name])
     if not inside:
         raise ConfigError(f"run: {str(folder)!r} is no folder of bstar bench, and none is in it")
     return inside
+
+
+def _kept_by_sweep(folder: Path) -> dict[str, int] | None:
+    """The names of the runs that a sweep's points are and their places; None where its file says nothing."""
+    file = folder / "sweep.json"
+    if not file.is_file():
+        return None
+    points = _read_json(file).get("points")
+    names = [p.get("folder") for p in points if isinstance(p, Mapping)] if isinstance(points, list) else []
+    return {name: place for place, name in enumerate(names) if isinstance(name, str)} or None
 
 
 def _check_begun(folder: Path) -> None:
