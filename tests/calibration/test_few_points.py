@@ -246,9 +246,16 @@ def test_what_a_server_shows_of_its_own_load_is_a_point() -> None:
     assert dict(one.measured) == pytest.approx({"ttft_s": 0.08, "tpot_s": 0.012})
     profile = calibrate(DEPLOYMENT, one)
     assert profile.points[0].after["tpot_s"] == pytest.approx(0.012, rel=0.05)
-    for broken in ({"restarted": True}, {"counters": {"requests": 3.0}}, {"counters": {}}, {"histograms": {}}):
-        with pytest.raises(ConfigError, match="metrics"):
+    for broken, said in (
+        ({"restarted": True}, "restarted"), ({"counters": {"requests": 3.0}}, r"3 requests .* for longer \(--window\)"),
+        ({"counters": {"requests": 0.0}}, "idle, no request was answered .* is there load"),
+        ({"counters": {"requests": 0.0, "generated_tokens": 50.0}}, "for longer"), ({"counters": {}}, "no count"),
+        ({"histograms": {}}, "how long"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"metrics: .*{said}"):
             of_window(shown(**broken))
+    notes = calibrate(DEPLOYMENT, of_window(shown(served=("tiny",)), name="http://here")).notes
+    assert notes[0].startswith("http://here served tiny, the deployment is llama-3.1-8b")
 
 
 @pytest.mark.parametrize("name", ["vllm_detailed.json", "guidellm.json", "aiperf"])

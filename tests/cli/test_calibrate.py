@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,8 @@ def test_a_deployment_file_may_name_it(profile: Path, tmp_path: Path) -> None:
     (["calibrate", "p.json", "--model", "llama-3.1-8b", *DEPLOY, "--out", "no/p.json"], "no folder"),
     (["calibrate", "--url", "http://127.0.0.1:9", "--api-key-env", "UNSET_KEY", "--model", "llama-3.1-8b", *DEPLOY],
      "UNSET_KEY is not set"),
+    *((["calibrate", "--url", "http://127.0.0.1:9", "--window", window, "--model", "llama-3.1-8b", *DEPLOY],
+       "--window: ") for window in ("0", "1s")),
     (["explain", "llama-3.1-8b", *DEPLOY, "--context", "512", "--profile", "none.json"], "none.json"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(
@@ -186,3 +190,52 @@ def test_a_short_window_names_its_option() -> None:
     short = Window(duration_s=1.0, engine="vllm", restarted=False, counters={"requests": 3.0}, histograms={})
     with pytest.raises(ConfigError, match=r"watch for longer \(--window\)"):
         of_window(short)
+
+
+class _Rising(http.server.BaseHTTPRequestHandler):
+    """A vLLM that answers 60 requests between two scrapes; the third one is of a new process, far ahead again."""
+
+    restarts = False
+    scraped = 0
+
+    def do_GET(self) -> None:
+        kind = type(self)
+        kind.scraped += 1
+        count = 60 * kind.scraped
+        if kind.restarts:
+            count = {2: 30, 3: 5}.get(kind.scraped, count)
+        label = '{model_name="tiny"}'
+        lines = [f"vllm:num_requests_running{label} 4", "# TYPE vllm:request_success_total counter",
+                 f"vllm:request_success_total{label} {count}"]
+        for name, mean in (("time_to_first_token_seconds", 0.05), ("request_time_per_output_token_seconds", 0.009),
+                           ("request_prompt_tokens", 256), ("request_generation_tokens", 32)):
+            lines += [f"# TYPE vllm:{name} histogram", f'vllm:{name}_bucket{{model_name="tiny",le="+Inf"}} {count}',
+                      f"vllm:{name}_sum{label} {count * mean}", f"vllm:{name}_count{label} {count}"]
+        body = ("\n".join(lines) + "\n").encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_window_tells_another_model_and_a_restart(restarts: bool) -> None:
+    pytest.importorskip("prometheus_client")
+    handler = type("Handler", (_Rising,), {"restarts": restarts})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        result = run("calibrate", "--url", f"http://127.0.0.1:{server.server_address[1]}", "--window", "2s",
+                     "--model", "llama-3.1-8b", *DEPLOY)  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+    if restarts:
+        assert result.exit_code == 2
+        assert "the server was restarted" in result.stderr
+    else:
+        assert result.exit_code == 0, result.output
+        assert "served tiny, the deployment is llama-3.1-8b" in " ".join(result.stdout.split())

@@ -7,19 +7,25 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_server import FakeServer, good
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bstar.errors import ConfigError
+from bstar.measure import RunOptions, bench, prepare
 from bstar.measure.clock import now
 from bstar.measure.endpoint import parse_endpoint
 from bstar.measure.observers import hit_fraction
 from bstar.measure.server.histogram import Histogram
 from bstar.measure.server.scraper import MetricsSource, ServerCounters, ServerObserver, metrics_of
-from bstar.measure.server.snapshot import Window, read_snapshot, window
+from bstar.measure.server.snapshot import Snapshot, Window, read_snapshot, restarts, window
+from bstar.traffic import closed_loop
+from bstar.tuning.recorded import evidence_in
 
 pytest.importorskip("prometheus_client")
 
@@ -94,16 +100,56 @@ def test_what_is_no_engine_is_one_line(text: str) -> None:
 
 def test_window_counts_what_happened() -> None:
     after = read_snapshot(vllm_text(preempted=5, generated=3000, steps=300), 3.0)
-    seen = window(read_snapshot(vllm_text(), 1.0), after)
+    seen = window([read_snapshot(vllm_text(), 1.0), after])
     assert (seen.count("preemptions"), seen.rate("generated_tokens"), seen.steps) == (5.0, 1000.0, 200.0)
     assert seen.histograms["step_tokens"].mean == 10.0
     assert not seen.restarted
 
 
 def test_a_restart_between_two_readings_is_seen() -> None:
-    seen = window(read_snapshot(vllm_text(generated=5000), 0.0), read_snapshot(vllm_text(generated=50), 1.0))
+    seen = window([read_snapshot(vllm_text(generated=5000), 0.0), read_snapshot(vllm_text(generated=50), 1.0)])
     assert seen.restarted
-    assert seen.count("generated_tokens") == 50.0
+    assert (seen.duration_s, seen.count("generated_tokens")) == (0.0, 0.0)  # nobody knows what was made in that time
+    assert math.isnan(seen.rate("generated_tokens"))
+
+
+@pytest.mark.parametrize("ends_at", [1, 5, 40])  # below and above what was counted before
+def test_a_window_counts_around_restarts(ends_at: int) -> None:
+    """200 tokens and 20 steps a second; nothing answers for 3 s, then all counters begin at 0."""
+    before = [read_snapshot(vllm_text(generated=1000 + 200 * t, steps=20 * t), t) for t in range(4)]
+    after = [read_snapshot(vllm_text(generated=200 * t, steps=20 * t), 6 + t) for t in range(ends_at + 1)]
+    seen = window([*before, *after])
+    assert seen.restarted
+    assert seen.duration_s == 3 + ends_at
+    assert seen.rate("generated_tokens") == pytest.approx(200.0)
+    assert seen.histograms["step_tokens"].count == 20 * (3 + ends_at)
+    twice = window([*before, *after, *(replace(s, time_s=s.time_s + 100) for s in after)])
+    assert (twice.duration_s, twice.rate("generated_tokens")) == (3 + 2 * ends_at, pytest.approx(200.0))
+
+
+def test_a_restart_is_seen_where_counters_are_gone_or_only_histograms_fall() -> None:
+    """Some engines show a counter from its first use on; others have hardly any."""
+    first = read_snapshot(vllm_text(), 0.0)
+    for after in (replace(first, counters={}), replace(first, histograms={}),
+                  read_snapshot(vllm_text(steps=20), 1.0)):
+        assert restarts([first, after]) == [1]
+    assert restarts([first, first, read_snapshot(vllm_text(generated=9000, steps=900), 1.0)]) == []
+    assert restarts([replace(first, counters={}, histograms={}), first]) == []
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    (vllm_text(), ("m",)),
+    (vllm_text().replace("model_name", "other"), ()),
+    ('sglang:num_running_reqs{model_name="tiny"} 4\n', ("tiny",)),
+    ('trtllm_kv_cache_utilization{model_name="/models/tiny"} 0.62\n', ("/models/tiny",)),
+    ('nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting"} 9\n', ()),
+    ('vllm:num_requests_running{model_name="a"} 1\nvllm:num_requests_running{model_name="b"} 1\n'
+     'up{model_name="c"} 1\n', ("a", "b")),
+])  # fmt: skip
+def test_the_served_model_is_read_where_it_is_a_label(text: str, names: tuple[str, ...]) -> None:
+    seen = read_snapshot(text, 0.0)
+    assert seen.served == names
+    assert window([seen, seen]).served == names
 
 
 @given(st.lists(st.floats(0.001, 99.0), min_size=1, max_size=200), st.floats(0.01, 0.99))
@@ -186,7 +232,8 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 def test_a_run_is_watched(server: tuple[str, list[str]]) -> None:
     url, texts = server
-    texts[:] = [vllm_text(), vllm_text(preempted=1, generated=1500, steps=150), vllm_text(preempted=3, generated=2000)]
+    texts[:] = [vllm_text(), vllm_text(preempted=1, generated=1500, steps=150),
+                vllm_text(preempted=3, generated=2000, steps=200)]
     observer = ServerObserver(MetricsSource(url=url), interval_s=0.02)
     observer.start(now())
     while len(observer.snapshots) < 4:
@@ -296,3 +343,31 @@ def test_metrics_are_asked_for_as_the_server_is(monkeypatch: pytest.MonkeyPatch)
         http_server.server_close()
     told = {"Authorization": "Bearer sk-1", "X-A": "b"}
     assert asked == [{"path": p, **told} for p in ("/metrics", "/other/metrics", "/metrics")] + [{"path": "/metrics"}]
+
+
+def test_a_restart_in_a_run_is_said_and_not_counted(tmp_path: Path) -> None:
+    """The first process makes 100 tokens and is gone for two scrapes; the next one ends above it."""
+    counts = [0, 100, None, None, 40]
+
+    class Source(MetricsSource):
+        def read(self) -> Snapshot:
+            made = counts.pop(0) if counts else 400
+            if made is None:
+                raise ConfigError("metrics: nothing answers")
+            return read_snapshot(vllm_text(generated=made, steps=made), now())
+
+    observer = ServerObserver(Source(url="unused"), interval_s=0.05)
+    with FakeServer(partial(good, gap_s=0.05)) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake"), check=False)
+        options = RunOptions(workers=0, observers=(observer,))
+        found = bench(ready, closed_loop(1, 2, 12, 1), options, out=tmp_path / "run")
+    shown = found.to_dict()["server"]
+    assert shown["restarted"]
+    assert shown["failures"] == 2
+    assert shown["counters"]["generated_tokens"] == 100 + 400 - 40
+    assert shown["counted_s"] < shown["duration_s"] - 0.1
+    (note,) = (n for n in found.verdict.notes if "restarted" in n)
+    assert note.startswith("the server was restarted between 0.") and note.endswith("do not cover that time")
+    seen = evidence_in(tmp_path / "run")
+    assert seen.seen.restarted
+    assert seen.duration_s < shown["load_s"] - 0.1

@@ -38,7 +38,8 @@ from bstar.calibration.profile import (
     carried,
     carrying,
 )
-from bstar.catalog.devices import PROBED_IDS, normalized
+from bstar.catalog.devices import PROBED_IDS
+from bstar.catalog.served import is_served, last_part
 from bstar.errors import BstarError, SpecError
 from bstar.latency import decode_step_time
 from bstar.specs.calibration import Calibration
@@ -84,22 +85,8 @@ def calibrate(deployment: Deployment, points: Any, *, name: str = "calibrated") 
 def _other_models(deployment: Deployment, found: Sequence[Observation]) -> list[str]:
     """Runs whose server had another model, by all its names."""
     model = deployment.model
-    mine = set().union(*(_spellings(name) for name in (model.name, model.served_as) if name))
-    return [f"{one.id} served {_last_part(one.served[0])}, the deployment is {model.name}: a calibration on another "
-            "model says nothing of this one" for one in found
-            if one.served and mine.isdisjoint(set().union(*map(_spellings, one.served)))]
-
-
-def _spellings(name: str) -> set[str]:
-    """The last part of a path or Hub id without case and punctuation, and what the catalog calls it."""
-    from bstar.catalog.models import get_entry
-
-    entry = get_entry(_last_part(name))
-    return {normalized(_last_part(name)), *([normalized(entry.id)] if entry is not None else [])}
-
-
-def _last_part(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2] or name
+    return [f"{one.id} served {last_part(one.served[0])}, the deployment is {model.name}: a calibration on another "
+            "model says nothing of this one" for one in found if one.served and not is_served(model, one.served)]
 
 
 def _fewer_seats(deployment: Deployment, found: Sequence[Observation]) -> list[str]:

@@ -5,7 +5,7 @@
     FILE.csv (or .csv.gz)         measured points with the columns of `bstar validate`
     FILE.json, .toml, .yaml       {"points": [{"concurrency": 8, "input_tokens": 512, …}, …]}
 
-and what a running server shows of its own load: `of_window`, between two scrapes of its /metrics.
+and what a running server shows of its own load: `of_window`, through scrapes of its /metrics.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from bstar.calibration.observations import Observation, of_mapping, of_point
+from bstar.catalog.served import served_in
 from bstar.errors import ConfigError
 from bstar.metrics.records import RequestRecords
 from bstar.specs.workload import LengthDistribution
@@ -149,7 +150,7 @@ def of_run(path: Path) -> Observation:
     return Observation(
         id=path.name, sent=sent, concurrency=sent.concurrency, rate_per_s=rate, measured=figures_in(run.summary),
         input_tokens=_mean_length(run.table.input_tokens[kept]),
-        output_tokens=_mean_length(run.table.output_tokens[kept]), served=_served(run.environment),
+        output_tokens=_mean_length(run.table.output_tokens[kept]), served=served_in(run.environment),
         seats=_seats(run.summary), notes=(f"{path.name} {broken}",) if broken else (),
     )  # fmt: skip
 
@@ -158,12 +159,6 @@ def _sent_of(traffic: Traffic, table: Any) -> Traffic:
     """Of a run that broke off: the requests that it came to."""
     count = int(table.index.max(initial=0)) + 1
     return replace(traffic.take(np.arange(count)), warmup_requests=min(traffic.warmup_requests, count - 1))
-
-
-def _served(environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """The model as the server named it, and where it had it from."""
-    server = environment.get("server") or {}
-    return tuple(str(server[key]) for key in ("model", "model_root") if server.get(key))
 
 
 def _seats(summary: Mapping[str, Any]) -> int | None:
@@ -222,7 +217,7 @@ def _sent(records: RequestRecords, concurrency: int | None) -> Traffic:
 
 
 def of_window(found: Window, *, name: str = "server") -> Observation:
-    """The observation of a server between two scrapes of its metrics: no load of our own.
+    """The observation of a server through a window of its metrics: no load of our own.
 
     Its load is taken for Poisson arrivals at the rate that was seen, with the mean lengths, its latencies are the means
     of its histograms (as the server sees them: the client's way to it is not in them). Raises ConfigError where too
@@ -233,10 +228,16 @@ def of_window(found: Window, *, name: str = "server") -> Observation:
                (("input_tokens", "prompt_tokens"), ("output_tokens", "generated_tokens"))}
     answered = found.count("requests")
     if found.restarted:
-        raise ConfigError("metrics: the server was restarted between the scrapes; take two more")
-    if not answered >= _FEWEST_ANSWERS:
-        raise ConfigError(f"metrics: {0 if answered != answered else answered:.0f} requests were answered between the "
-                          f"scrapes, fewer than {_FEWEST_ANSWERS}; watch for longer (--window)")
+        raise ConfigError("metrics: the server was restarted between the scrapes; watch again")
+    if math.isnan(answered):
+        raise ConfigError("metrics: the server shows no count of answered requests: it has answered none (is there "
+                          "load?), or does not count them; then use bstar bench")
+    if not answered and not found.counters.get("generated_tokens", 0.0) > 0:
+        raise ConfigError("metrics: the server was idle, no request was answered between the scrapes; is there load? "
+                          "watch while there is, or use bstar bench")
+    if answered < _FEWEST_ANSWERS:
+        raise ConfigError(f"metrics: {answered:.0f} requests were answered between the scrapes, fewer than "
+                          f"{_FEWEST_ANSWERS}; watch for longer (--window)")
     if not all(value >= 1 for value in lengths.values()):
         raise ConfigError("metrics: the server does not show how long prompts and answers are; use bstar bench")
     measured = {name: histograms[name].mean for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")
@@ -248,7 +249,7 @@ def of_window(found: Window, *, name: str = "server") -> Observation:
         raise ConfigError("metrics: the server shows no latencies; measure with bstar bench")
     return Observation(
         id=name, rate_per_s=found.rate("requests"), input_tokens=_mean_length(lengths["input_tokens"]),
-        output_tokens=_mean_length(lengths["output_tokens"]), measured=measured)
+        output_tokens=_mean_length(lengths["output_tokens"]), measured=measured, served=found.served)
 
 
 def _window_mean(found: Window, name: str, total: str) -> float:

@@ -56,6 +56,7 @@ def judge_run(run: BenchRun) -> Verdict:
     notes += _about_unsent(run)
     notes += _about_tokens(run)
     notes += _about_time(run)
+    notes += _about_restarts(run)
     if run.interrupted:
         notes.append("the run was interrupted: figures are of what had happened by then")
     if run.write_error:
@@ -117,6 +118,13 @@ def _about_tokens(run: BenchRun) -> list[str]:
         notes.append(f"{file['guessed_answers']:,} answers of the file are text: how long an answer is asked for is "
                      "guessed without --tokenizer, a token for four characters")
     return notes
+
+
+def _about_restarts(run: BenchRun) -> list[str]:
+    """Whether the server was another process at the end than at the start."""
+    found = next((o.summary for o in run.observations if o.name == "server"), {})
+    return [f"the server was restarted between {before:.1f} s and {after:.1f} s of the load: its own counters do not "
+            "cover that time" for before, after in found.get("restarts_s") or ()]
 
 
 def _about_time(run: BenchRun) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +32,12 @@ _LEAST_REQUESTS_LONG = 2.0
 class Evidence:
     """A window of a server. nan and None: the server does not show it.
 
-    engine, duration_s   of the window
+    engine, duration_s   of the window; the time that was counted, without that around a restart
     running, waiting     requests at each scrape inside the load
     kv_usage             fraction of the cache in use at each of them
     seen                 counters and histograms between the first and the last scrape
+    engines              how many show their metrics together; `max_num_seqs` is that of one
+    served               names of the model that is served; empty: nothing says them
     kv_total_tokens      tokens that the cache holds
     block_tokens         tokens of a block of the cache; 0: not shown
     max_num_seqs, max_num_batched_tokens   as told (flags); None: not known
@@ -51,6 +53,8 @@ class Evidence:
     waiting: Floats
     kv_usage: Floats
     seen: Window
+    engines: int = 1
+    served: tuple[str, ...] = ()
     kv_total_tokens: float = math.nan
     block_tokens: float = 0.0
     max_num_seqs: int | None = None
@@ -65,6 +69,16 @@ class Evidence:
     def client_limited(self) -> bool | None:
         """Whether the client was the limit; None where it is not known."""
         return None if self.client_limits is None else bool(self.client_limits)
+
+    @property
+    def seats(self) -> int | None:
+        """Seats of all engines, as told or assumed."""
+        return None if self.max_num_seqs is None else self.max_num_seqs * self.engines
+
+    @property
+    def outrun(self) -> bool:
+        """Whether more requests ran at a time than there are seats: then those are not what the server has."""
+        return self.seats is not None and self.running.size > 0 and bool(self.running.max() > self.seats)
 
     @property
     def scrapes(self) -> int:
@@ -82,12 +96,14 @@ class Evidence:
     def mean_running(self) -> float:
         """Requests that run, on average: their prefill and decode, by Little's law; else the gauge's mean.
 
-        Where a server does not count those, E2E without waiting: with what its front end takes.
+        Where a server does not count those, E2E without waiting: with what its front end takes. By latencies a
+        request runs a moment longer than it has its seat; no more run than there are seats.
         """
         running = self.seen.held("prefill_s") + self.seen.held("decode_s")
         if math.isnan(running):
             running = self.seen.held("e2e_s") - self.seen.held("queue_s")
-        return running if self.by_latencies and not math.isnan(running) else _mean(self.running)
+        found = running if self.by_latencies and not math.isnan(running) else _mean(self.running)
+        return found if self.seats is None or self.outrun else min(found, float(self.seats))
 
     @property
     def mean_waiting(self) -> float:
@@ -184,29 +200,20 @@ def evidence_of(
     """The evidence of a series of snapshots. Raises SpecError for fewer than two."""
     if len(snapshots) < 2:
         raise SpecError("window: needs two or more scrapes; make it longer, or scrape more often")
-    start = _last_start(snapshots)
-    restarted, snapshots = start > 0, snapshots[start:]
-    if len(snapshots) < 2:
-        raise SpecError("window: the server was restarted at its end; look again")
-    first, last = snapshots[0], snapshots[-1]
-    seen = window(first, last)
+    seen, last = window(snapshots), snapshots[-1]
+    if not seen.duration_s > 0:
+        raise SpecError("window: the server was restarted between its scrapes, nothing was counted; look again")
     total = last.gauge("kv_total_tokens")
     if math.isnan(total):
         total = total_tokens(last.info)
     return Evidence(
-        engine=last.engine, duration_s=last.time_s - first.time_s,
-        seen=replace(seen, restarted=True) if restarted else seen,
+        engine=last.engine, duration_s=seen.duration_s, seen=seen, engines=last.engines, served=seen.served,
         running=_series(snapshots, "running"), waiting=_series(snapshots, "waiting"),
         kv_usage=_series(snapshots, "kv_usage_fraction"), kv_total_tokens=total * last.engines,
         block_tokens=block_tokens(last.info),
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, telemetry=telemetry,
         client_limits=None if client_limits is None else tuple(client_limits), config=dict(last.info),
     )  # fmt: skip
-
-
-def _last_start(snapshots: Sequence[Snapshot]) -> int:
-    """The first scrape after the last restart (a counter that fell); 0 without one."""
-    return max((i for i in range(1, len(snapshots)) if window(snapshots[i - 1], snapshots[i]).restarted), default=0)
 
 
 def _series(snapshots: Sequence[Snapshot], name: str) -> Floats:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bstar.catalog.served import served_in
 from bstar.errors import ConfigError
 from bstar.measure.server.histogram import Histogram
 from bstar.measure.server.snapshot import Window
@@ -48,7 +49,7 @@ def evidence_of_recorded(run: RecordedRun) -> Evidence | None:
     tables = {name: read_table(run.path / f"{name}.parquet") for name in ("server", "gpu")
               if (run.path / f"{name}.parquet").is_file()}
     limits = (run.summary.get("health") or {}).get("limited") or ()
-    return _evidence(run.summary, tables, limits, load_of(run.table))
+    return _evidence(run.summary, tables, limits, load_of(run.table), served_in(run.environment))
 
 
 def evidence_of_run(run: BenchRun) -> Evidence | None:
@@ -73,10 +74,10 @@ def _told(seen: Evidence, max_num_seqs: int | None, max_num_batched_tokens: int 
 
 def _evidence(
     summary: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], limits: Any,
-    load: tuple[float, float] | None = None,
+    load: tuple[float, float] | None = None, served: tuple[str, ...] = (),
 ) -> Evidence | None:  # fmt: skip
     """`load`: when it began and ended. The first scrape comes before it and the last one after: gauges of those are
-    none of the load, and it is shorter than what lies between them.
+    none of the load, and it is shorter than what lies between them. What lies around a restart was not counted.
     """
     server, series = summary.get("server") or {}, tables.get("server") or {}
     if len(series.get("time_s", ())) < _FEWEST_SCRAPES or not server.get("duration_s"):
@@ -88,18 +89,26 @@ def _evidence(
     times = np.asarray(series["time_s"], dtype=np.float64)
     start, end = (times[0], times[-1]) if load is None else (max(load[0], times[0]), min(load[1], times[-1]))
     inside = (times >= start) & (times <= end)
-    duration_s = float(server["duration_s"]) if load is None else max(float(end - start), 0.0)
+    duration_s = max(float(end - start), 0.0) - _uncounted_s(server, float(start), float(end))
+    restarted, engines = bool(server.get("restarted")), int(server.get("engines") or 1)
     return Evidence(
         engine=str(server.get("engine") or ""), duration_s=duration_s,
         running=_gauge(series, "running", inside), waiting=_gauge(series, "waiting", inside),
         kv_usage=_gauge(series, "kv_usage_fraction", inside), block_tokens=block_tokens(config),
         whole=load is not None and bool(times[0] <= load[0] and load[1] <= times[-1]),
-        seen=Window(duration_s=duration_s, engine=str(server.get("engine") or ""),
-                    restarted=bool(server.get("restarted")), counters=counters, histograms=_histograms(server)),
-        kv_total_tokens=total_tokens(config) * int(server.get("engines") or 1),
+        seen=Window(duration_s=duration_s, engine=str(server.get("engine") or ""), restarted=restarted,
+                    counters=counters, histograms=_histograms(server)),
+        engines=engines, served=served or tuple(map(str, server.get("served") or ())),
+        kv_total_tokens=total_tokens(config) * engines,
         telemetry=_telemetry(summary.get("gpu") or {}, tables.get("gpu") or {}, load),
         client_limits=tuple(map(str, limits)), config=config,
     )  # fmt: skip
+
+
+def _uncounted_s(server: Mapping[str, Any], start: float, end: float) -> float:
+    """Seconds of the load between the scrapes around each restart."""
+    return sum(max(min(float(after), end) - max(float(before), start), 0.0)
+               for before, after in server.get("restarts_s") or ())
 
 
 def _gauge(

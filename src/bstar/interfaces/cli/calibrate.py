@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ points: [{concurrency: 8, input_tokens: 512, output_tokens: 128, ttft_ms: 61, tp
 The lowest and the highest load say most; two to six runs are enough. --url takes what a running server shows of its
 own load (no load is sent): one more point, over --window.
 """
+_SCRAPE_INTERVAL_S = 1.0
 _LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E", "ttft_p50_s": "TTFT p50",
            "tpot_p50_s": "TPOT p50", "output_tokens_per_s": "tok/s", "requests_per_s": "req/s"}
 
@@ -45,9 +45,9 @@ _LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E", "
     click.option("--model", "model_name", metavar="MODEL", shell_complete=complete_models,
                  help="What was served (a name, a path, a Hub id)."),
     click.option("--url", "urls", metavar="URL", multiple=True,
-                 help="A running server: two scrapes of its /metrics are a point."),
+                 help="A running server: what its /metrics show in --window is a point."),
     click.option("--window", "window_s", type=SECONDS, default="60s", show_default=True, metavar="TIME",
-                 help="Between the scrapes."),
+                 help="How long to look."),
     click.option("--name", metavar="NAME", help="Of the profile (default: that of the file)."),
     connection_options, deploy_options, json_option,
 )
@@ -66,6 +66,9 @@ def calibrate(
         raise SpecError(f"--out: {out.name} must end in .json or .toml")
     if not runs and not urls:
         raise SpecError("RUNS: none given; name runs of bstar bench, a file of points, or a server with --url")
+    if urls and window_s <= _SCRAPE_INTERVAL_S:
+        raise SpecError(f"--window: {format_seconds(window_s)} leaves no time between scrapes, one every "
+                        f"{format_seconds(_SCRAPE_INTERVAL_S)}; give a longer one (--window 60s)")
     if out is not None:
         check_writable(out, what="--out")
     if model_name is None and options.get("from_command") is None and options.get("spec_file") is None:
@@ -91,11 +94,12 @@ def _watched(source: MetricsSource, window_s: float) -> Observation:
     """What a server shows of the load that it has, over `window_s` seconds."""
     from bstar.calibration.sources import of_window
     from bstar.measure.server.snapshot import window
+    from bstar.tuning.diagnosis import watch
 
-    before = source.read()
+    source.read()  # a server that shows nothing is an error now
     output.warn(f"watching {source.url} for {format_seconds(window_s)}")
-    time.sleep(window_s)
-    return of_window(window(before, source.read()), name=source.url)
+    # Scrapes in between show a restart that the last one, far above the first again, does not.
+    return of_window(window(watch(source, window_s=window_s, interval_s=_SCRAPE_INTERVAL_S)), name=source.url)
 
 
 def _show(profile: Profile, detail: str) -> None:

@@ -32,12 +32,14 @@ class NameMap:
     prefix    what all its metrics begin with: how it is recognised
     sources   (kind, canonical name) -> candidates, the first that the server shows counts
     info      metric -> labels that describe the configuration
+    model_label   the label that names the served model; "": its metrics do not say it
     """
 
     engine: str
     prefix: str
     sources: Mapping[tuple[Kind, str], tuple[Source, ...]]
     info: Mapping[str, tuple[str, ...]]
+    model_label: str = ""
 
 
 @lru_cache(maxsize=1)
@@ -55,4 +57,5 @@ def _name_map(key: str, table: dict[str, Any]) -> NameMap:
         for name, candidates in table.get(kind, {}).items()
     }
     info = {metric: tuple(labels) for metric, labels in table.get("info", {}).items()}
-    return NameMap(engine=_ENGINES.get(key, key), prefix=table["prefix"], sources=sources, info=info)
+    return NameMap(engine=_ENGINES.get(key, key), prefix=table["prefix"], sources=sources, info=info,
+                   model_label=table.get("model_label", ""))

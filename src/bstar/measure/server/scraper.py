@@ -21,7 +21,7 @@ from bstar.measure.endpoint import Endpoint
 from bstar.measure.failures import is_no_tls
 from bstar.measure.keys import KeySource
 from bstar.measure.observers import Counters, Observation, Repeating
-from bstar.measure.server.snapshot import Snapshot, read_snapshot, window
+from bstar.measure.server.snapshot import Snapshot, read_snapshot, restarts, window
 
 _PATHS: Final = ("/metrics", "/prometheus/metrics", "/metrics/")
 _MOST_BYTES: Final = 64_000_000
@@ -129,6 +129,9 @@ class ServerObserver:
     none of the load: the summary leaves them out; the series has all. `in_flight` is by Little's law, from the
     latencies that the server counts over the time of the load, where it was seen to its end.
 
+    Where the server was restarted (`restarted`; `restarts_s`: the scrapes around each, from the start of the load),
+    counters and histograms are of `counted_s`: of what lies between the other scrapes (see `window`).
+
     interval_s   between two scrapes; a server that answers slower is asked less often
     extra        called with the snapshots when it ends, adds keys to the summary (utilisation from the physics)
     """
@@ -171,7 +174,7 @@ class ServerObserver:
         if not self.snapshots:
             return {"scrapes": 0, "failures": self.failures, "error": self.last_failure}
         first, last = self.snapshots[0], self.snapshots[-1]
-        seen = window(first, last)
+        seen = window(self.snapshots)
         times = np.array([s.time_s for s in self.snapshots])
         inside = (times >= self._origin_s) & (times <= self._ended_s)
         columns = {name: values[inside] for name, values in self._series().items()}
@@ -185,8 +188,10 @@ class ServerObserver:
         held = {name: during.held(of) for name, of in (("requests", "e2e_s"), ("waiting", "queue_s"))}
         out: dict[str, Any] = {
             "engine": last.engine, "engines": last.engines, "scrapes": len(self.snapshots),
-            "scrapes_inside": int(inside.sum()), "failures": self.failures, "duration_s": seen.duration_s,
-            "load_s": load_s, "restarted": seen.restarted, "config": dict(last.info), "gauges": gauges,
+            "scrapes_inside": int(inside.sum()), "failures": self.failures,
+            "duration_s": last.time_s - first.time_s, "counted_s": seen.duration_s, "load_s": load_s,
+            "restarted": seen.restarted, "restarts_s": self._restarts_s(),
+            "served": list(seen.served), "config": dict(last.info), "gauges": gauges,
             "waiting_share": None if waiting is None or not waiting.size else float(np.mean(waiting > 0)),
             "in_flight": {name: value if whole and not math.isnan(value) else None for name, value in held.items()},
             "counters": {name: seen.counters[name] for name in sorted(seen.counters)},
@@ -202,6 +207,11 @@ class ServerObserver:
                 out["extra_error"] = f"{type(error).__name__}: {error}"
         return out
 
+    def _restarts_s(self) -> list[list[float]]:
+        """(last scrape before, first scrape after) of each restart."""
+        pairs = [self.snapshots[i - 1 : i + 1] for i in restarts(self.snapshots)]
+        return [[s.time_s - self._origin_s for s in pair] for pair in pairs]
+
     def _series(self) -> dict[str, Any]:
         """Columns of equal length: time since the start of the load, gauges, and rates since the row before."""
         rows = self.snapshots
@@ -211,11 +221,14 @@ class ServerObserver:
             if any(name in s.gauges for s in rows):
                 columns[name] = np.array([s.gauge(name) for s in rows])
         gaps = np.maximum(np.diff(times), 1e-9)
+        # Before the first reading nothing is known, nor is it across a restart.
+        unknown = [0, *restarts(rows)]
         for name in _COUNTERS:
             if any(name in s.counters for s in rows):
                 values = np.array([s.counter(name) for s in rows])
-                # Before the first reading nothing is known; a counter that falls was reset.
-                columns[name + "_per_s"] = np.concatenate([[np.nan], np.maximum(np.diff(values), 0.0) / gaps])
+                rates = np.concatenate([[np.nan], np.diff(values) / gaps])
+                rates[unknown] = np.nan
+                columns[name + "_per_s"] = rates
         return columns
 
 

@@ -1,10 +1,12 @@
-"""One reading of a server's metrics in bstar's names, and what happened between two of them."""
+"""One reading of a server's metrics in bstar's names, and what happened through a series of them."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +28,7 @@ class Snapshot:
 
     engines   how many engines (label sets) were added up
     info      labels of the engine's configuration metrics
+    served    what its metrics call the model (several: each of them)
     """
 
     time_s: float
@@ -35,6 +38,7 @@ class Snapshot:
     counters: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     info: Mapping[str, str] = field(default_factory=dict)
+    served: tuple[str, ...] = ()
 
     def gauge(self, name: str) -> float:
         return self.gauges.get(name, math.nan)
@@ -45,9 +49,11 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What happened between two snapshots.
+    """What happened through a series of snapshots.
 
-    restarted   a counter fell: the server was restarted, figures count from then
+    duration_s   the time that was counted: without what lies between two snapshots around a restart
+    restarted    a counter fell: the server was restarted in it
+    served       what its metrics call the model
     """
 
     duration_s: float
@@ -55,6 +61,7 @@ class Window:
     restarted: bool
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
+    served: tuple[str, ...] = ()
 
     def rate(self, name: str) -> float:
         """Per second; nan where the server does not count it."""
@@ -82,15 +89,50 @@ class Window:
         return found.count if found is not None else math.nan
 
 
-def window(before: Snapshot, after: Snapshot) -> Window:
-    """What happened from `before` to `after`."""
-    fell = [name for name, value in after.counters.items() if value < before.counters.get(name, 0.0)]
-    since = {} if fell else before.counters
-    histograms = {n: h.minus(None if fell else before.histograms.get(n)) for n, h in after.histograms.items()}
+def window(snapshots: Sequence[Snapshot]) -> Window:
+    """What happened through one snapshot or more, in the order of time.
+
+    Between the two around a restart nobody knows what was done, before the end or since the start: that time is left
+    out, and figures are the sums over the stretches without one.
+    """
+    starts = [0, *restarts(snapshots), len(snapshots)]
+    stretches = [_between(snapshots[a], snapshots[b - 1]) for a, b in itertools.pairwise(starts)]
+    return functools.reduce(_together, stretches)
+
+
+def restarts(snapshots: Sequence[Snapshot]) -> list[int]:
+    """Numbers of the snapshots that are the first after a restart: of those that show less than the one before."""
+    return [i for i in range(1, len(snapshots)) if _fell(snapshots[i - 1], snapshots[i])]
+
+
+def _fell(before: Snapshot, after: Snapshot) -> bool:
+    """Whether something that only rises is lower, or gone: engines show some counters from their first use on."""
+    if any(after.counters.get(name, 0.0) < value for name, value in before.counters.items()):
+        return True
+    return any(name not in after.histograms or after.histograms[name].count < h.count
+               for name, h in before.histograms.items() if h.count > 0)
+
+
+def _between(before: Snapshot, after: Snapshot) -> Window:
+    """Without a restart between the two."""
     return Window(
-        duration_s=after.time_s - before.time_s, engine=after.engine, restarted=bool(fell),
-        counters={name: value - since.get(name, 0.0) for name, value in after.counters.items()},
-        histograms=histograms,
+        duration_s=after.time_s - before.time_s, engine=after.engine, restarted=False,
+        counters={name: value - before.counters.get(name, 0.0) for name, value in after.counters.items()},
+        histograms={name: h.minus(before.histograms.get(name)) for name, h in after.histograms.items()},
+        served=after.served,
+    )  # fmt: skip
+
+
+def _together(one: Window, two: Window) -> Window:
+    """The stretches before and after a restart."""
+    histograms = {**one.histograms, **two.histograms}
+    for name in one.histograms.keys() & two.histograms.keys():
+        histograms[name] = one.histograms[name].plus(two.histograms[name])
+    return Window(
+        duration_s=one.duration_s + two.duration_s, engine=two.engine, restarted=True,
+        counters={name: one.counters.get(name, 0.0) + two.counters.get(name, 0.0)
+                  for name in {**one.counters, **two.counters}},
+        histograms=histograms, served=tuple(dict.fromkeys((*one.served, *two.served))),
     )  # fmt: skip
 
 
@@ -162,7 +204,16 @@ def _snapshot(names: NameMap, families: Mapping[str, Metric], time_s: float) -> 
         if sample.labels.get(label) not in (None, "None", "")
     }
     return Snapshot(time_s=time_s, engine=names.engine, engines=engines, gauges=gauges, counters=counters,
-                    histograms=histograms, info=info)
+                    histograms=histograms, info=info, served=_served(names, families))
+
+
+def _served(names: NameMap, families: Mapping[str, Metric]) -> tuple[str, ...]:
+    """What the engine's metrics call the model, where they name it."""
+    if not names.model_label:
+        return ()
+    found = {sample.labels.get(names.model_label, "") for name, family in families.items()
+             if name.startswith(names.prefix) for sample in family.samples}
+    return tuple(sorted(found - {"", "None"}))
 
 
 def _family(families: Mapping[str, Metric], name: str) -> Metric | None:
