@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_walls import snapshots
 
+import bstar
 from bstar.errors import ConfigError
 from bstar.measure.server.scraper import ServerObserver
 from bstar.measure.server.snapshot import Snapshot
+from bstar.tuning.diagnosis import diagnose, diagnose_evidence
 from bstar.tuning.evidence import evidence_of
 from bstar.tuning.recorded import _evidence, evidence_in
 from bstar.tuning.walls import find_wall
@@ -74,6 +77,44 @@ def test_scrapes_outside_the_load_are_not_of_it() -> None:
     assert killed is not None
     assert not killed.whole
     assert killed.duration_s == 9.5
+
+
+@pytest.mark.parametrize("seconds", [2, 10])  # the counters end below and above where they were
+def test_the_time_around_a_restart_is_not_counted(seconds: int) -> None:
+    """800 tokens a second; at 4 s the server was gone, from 7 s on there is another one that begins at 0."""
+    again = [replace(s, time_s=s.time_s + 7.0) for s in snapshots(seconds=seconds)]
+    shown = [*snapshots(seconds=4), *again]
+    summary, tables = recorded(shown)
+    server = summary["server"]
+    assert server["restarted"]
+    assert server["restarts_s"] == [[4.0, 7.0]]
+    assert (server["duration_s"], server["counted_s"]) == (7.0 + seconds, 4.0 + seconds)
+    assert server["counters"]["generated_tokens"] == pytest.approx((4 + seconds) * 800)
+    assert server["in_flight"] == {"requests": None, "waiting": None}
+    rates = tables["server"]["generated_tokens_per_s"]
+    assert np.isnan(rates).tolist() == [i in (0, 5) for i in range(len(shown))]
+    now = diagnose(shown)
+    for load in (None, (0.0, 7.0 + seconds), (0.0, 60.0)):
+        seen = _evidence(summary, tables, (), load)
+        assert seen is not None
+        assert seen.duration_s == now.evidence.duration_s == 4.0 + seconds
+        assert seen.seen.rate("generated_tokens") == pytest.approx(800.0)
+        assert diagnose_evidence(seen).notes == now.notes
+    assert any("restarted in the window" in n for n in now.notes)
+    cut = _evidence(summary, tables, (), (0.0, 6.0))  # the load ended before the server was there again
+    assert cut is not None
+    assert cut.duration_s == 4.0
+
+
+def test_a_run_of_another_model_is_noted() -> None:
+    """By the run's environment, which knows an alias's root too; else by the labels of its metrics."""
+    shown = [replace(s, served=("tiny",)) for s in snapshots()]
+    deployment = bstar.deployment(model="llama-3.1-8b", gpu="h100-sxm-80gb", tp=1)
+    for names, noted in (((), True), (("tiny",), True), (("chat", "/srv/Llama-3.1-8B"), False)):
+        seen = _evidence(*recorded(shown), (), None, names)
+        assert seen is not None
+        notes = diagnose_evidence(seen, deployment, simulate=False).notes
+        assert any(n.startswith("the server served tiny") for n in notes) == noted
 
 
 def test_a_run_between_two_scrapes_is_not_idle_and_no_wall() -> None:

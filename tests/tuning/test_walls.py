@@ -362,8 +362,63 @@ def test_one_scrape_is_no_window() -> None:
 
 def test_a_restart_is_noted() -> None:
     found = diagnose([*snapshots(), *snapshots(seconds=2)])
-    assert any("restarted" in n for n in found.notes)
-    assert found.evidence.duration_s == 2.0
-    assert found.evidence.seen.count("generated_tokens") == 2 * 800
+    assert any("restarted" in n and "12.0 s" in n for n in found.notes)
+    assert found.evidence.duration_s == 12.0
+    assert found.evidence.seen.count("generated_tokens") == 12 * 800
+    assert diagnose([*snapshots(), snapshots()[0]]).evidence.duration_s == 10.0
     with pytest.raises(SpecError, match="look again"):
-        diagnose([*snapshots(), snapshots()[0]])
+        diagnose([snapshots()[5], snapshots()[0]])
+
+
+def test_more_requests_than_seats_refute_the_seats() -> None:
+    """Eight run while others wait: four were told."""
+    found = diagnose(snapshots(waiting=8.0, kv=0.1), deployed(max_num_seqs=4), max_num_seqs=4)
+    assert (found.finding.wall, found.finding.seats) == ("max_num_seqs", 8)
+    assert "8 of 8 seats (as many as ever run at a time here)" in found.finding.because[1]
+    assert any("8 seats seem to be set, 4 were told: give --max-num-seqs" in n for n in found.notes)
+    assert found.effects[0].change.startswith("max_num_seqs 8 →")
+    assert ("running", "8", "more than the 4 seats") in _facts(found)
+    plain = diagnose(snapshots(waiting=8.0, kv=0.1), max_num_seqs=4)
+    assert (plain.finding.seats, plain.notes) == (8, found.notes[:1])
+
+
+def test_seats_are_refuted_where_they_are_no_wall_too() -> None:
+    found = diagnose(snapshots(kv=0.98, preempted=1.0), deployed(max_num_seqs=4))
+    assert found.finding.wall == "kv_capacity"
+    assert any("8 requests ran at a time, there are at least as many seats, 4 were told" in n for n in found.notes)
+    assert any(e.change == "max_num_seqs 8 → 4" for e in found.effects)
+    by_load = diagnose(snapshots(), max_num_seqs=1)
+    assert "of 1 seats" not in " ".join(by_load.finding.because)
+    assert any("1 was told" in n for n in by_load.notes)
+    assumed = deployed().engine.max_num_seqs
+    beyond = diagnose(snapshots(running=assumed + 44.0), deployed(), simulate=False)
+    assert any(f"the deployment assumes {assumed:,}" in n for n in beyond.notes)
+    crowded = diagnose(snapshots(waiting=8.0, kv=0.1, prompt_per_step=1010.0), max_num_seqs=4)
+    assert "give --max-num-seqs" in crowded.finding.because[-1]
+    assert not any("seats" in n for n in diagnose(snapshots(waiting=8.0), max_num_seqs=8).notes)
+
+
+def test_seats_are_those_of_all_engines() -> None:
+    """Two engines with four each; by latencies a request runs a moment longer than it has its seat."""
+    seen = [replace(s, engines=2) for s in snapshots(waiting=8.0, kv=0.1, latencies=True)]
+    seen = [replace(s, histograms={**s.histograms, "e2e_s": replace(e, total=1.01 * e.total)})
+            for s in seen for e in (s.histograms["e2e_s"],)]  # fmt: skip
+    found = diagnose(seen, deployed(max_num_seqs=4), max_num_seqs=4)
+    assert (found.finding.wall, found.finding.seats) == ("max_num_seqs", None)
+    assert "8 of 8 seats (max_num_seqs of 2 engines)" in found.finding.because[1]
+    assert found.evidence.mean_running == 8.0
+    assert not any("seats" in n for n in found.notes)
+    assert found.effects[0].change.startswith("max_num_seqs 4 →")
+
+
+def test_another_model_is_noted() -> None:
+    """Where the metrics name it; by any spelling of the deployment's it is the same."""
+    def notes(*names: str, **given: Any) -> list[str]:
+        seen = [replace(s, served=names) for s in snapshots(waiting=8.0)]
+        return [n for n in diagnose(seen, given.get("deployment", deployed()), simulate=False).notes if "served" in n]
+
+    (note,) = notes("tiny")
+    assert note.startswith("the server served tiny, the deployment is llama-3.1-8b")
+    for same in ((), ("meta-llama/Llama-3.1-8B-Instruct",), ("tiny", "/srv/llama-3.1-8b")):
+        assert notes(*same) == []
+    assert notes("tiny", deployment=None) == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bstar.catalog.served import is_served, last_part
 from bstar.errors import BstarError, SpecError
 from bstar.measure.server.scraper import MetricsSource
 from bstar.measure.server.snapshot import Snapshot
@@ -16,6 +18,7 @@ from bstar.tuning.evidence import Evidence, evidence_of
 from bstar.tuning.knobs import Effect, effects, load_seen
 from bstar.tuning.use import Use, use_of
 from bstar.tuning.walls import Finding, fills_steps, find_wall, waits_often
+from bstar.units import format_seconds
 
 _FLAGS: Final = ("max_num_seqs", "max_num_batched_tokens")
 _BUSY: Final = 0.5
@@ -130,7 +133,10 @@ def _with_flags(seen: Evidence, deployment: Deployment) -> Evidence:
 
 def _as_seen(deployment: Deployment, seen: Evidence, finding: Finding) -> Deployment:
     """What is changed by a knob: the deployment with the flags that the server was told or seen to have."""
-    seats = finding.seats or seen.max_num_seqs or deployment.engine.max_num_seqs
+    all_seats = finding.seats or (int(seen.running.max()) if seen.outrun else None)
+    seats = seen.max_num_seqs or deployment.engine.max_num_seqs
+    if all_seats is not None:
+        seats = math.ceil(all_seats / seen.engines)
     budget = seen.max_num_batched_tokens or deployment.engine.max_num_batched_tokens
     try:
         return replace(deployment, engine=replace(deployment.engine, max_num_seqs=seats, max_num_batched_tokens=budget))
@@ -139,10 +145,7 @@ def _as_seen(deployment: Deployment, seen: Evidence, finding: Finding) -> Deploy
 
 
 def _notes(seen: Evidence, deployment: Deployment | None, use: Use | None, finding: Finding) -> tuple[str, ...]:
-    notes: list[str] = []
-    if finding.seats is not None and seen.max_num_seqs not in (None, finding.seats):
-        notes.append(f"{finding.seats:,} seats seem to be set, the deployment assumes {seen.max_num_seqs:,}: give "
-                     "--max-num-seqs as the server was started")
+    notes = [*_of_the_model(seen, deployment), *_of_the_seats(seen, finding)]
     if finding.wall == "token_budget" and "max_num_batched_tokens" in seen.assumed and not fills_steps(seen):
         notes.append(f"a step holds {seen.step_tokens:,.0f} tokens, the deployment assumes a budget of "
                      f"{seen.max_num_batched_tokens:,}: give --max-num-batched-tokens as the server was started")
@@ -151,7 +154,8 @@ def _notes(seen: Evidence, deployment: Deployment | None, use: Use | None, findi
         notes.append(f"{name} {value:.0%}: a step is shorter than its work at the device's full rates; the deployment "
                      "given is not what runs, or the device is faster than its entry")
     if seen.seen.restarted:
-        notes.append("the server was restarted in the window")
+        notes.append("the server was restarted in the window: rates are of the time that its counters cover, "
+                     f"{format_seconds(seen.duration_s)}")
     if deployment is not None and seen.engine != deployment.engine.name:
         notes.append(f"the server is {seen.engine}, the deployment says {deployment.engine.name}")
     if use is not None and not 1 / 3 < use.predicted_s / use.step_s < 3:
@@ -162,6 +166,25 @@ def _notes(seen: Evidence, deployment: Deployment | None, use: Use | None, findi
     if seen.telemetry is not None and seen.telemetry.mean("dram_active_fraction") is None:
         notes.append("the telemetry shows a share of time, not of bandwidth: DCGM or NVML's GPM counters would")
     return tuple(notes)
+
+
+def _of_the_model(seen: Evidence, deployment: Deployment | None) -> list[str]:
+    """Whether another model is served than the physics, the effects and their commands are of."""
+    if deployment is None or not seen.served or is_served(deployment.model, seen.served):
+        return []
+    return [f"the server served {last_part(seen.served[0])}, the deployment is {deployment.model.name}: unless that is "
+            "another name of it, what is said of its steps, its settings and their effects is of another model"]
+
+
+def _of_the_seats(seen: Evidence, finding: Finding) -> list[str]:
+    """Whether the server has other seats than were told or assumed."""
+    if seen.seats is None or not (seen.outrun or finding.seats not in (None, seen.seats)):
+        return []
+    stated = (f"the deployment assumes {seen.seats:,}" if "max_num_seqs" in seen.assumed
+              else f"{seen.seats:,} {'was' if seen.seats == 1 else 'were'} told")
+    found = (f"{finding.seats:,} seats seem to be set" if finding.seats is not None
+             else f"{seen.running.max():,.0f} requests ran at a time, there are at least as many seats")
+    return [f"{found}, {stated}: give --max-num-seqs as the server was started"]
 
 
 def _of_gpus(telemetry: Telemetry, finding: Finding) -> list[str]:

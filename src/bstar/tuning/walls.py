@@ -17,7 +17,8 @@ Rules go from what the counters prove to what the physics tells:
     kv_bandwidth       B > B*: reading the cache dominates
 
 Engines do not export max_num_seqs. Where nobody told it, a number that running keeps to while others wait is the
-seats, also against what a deployment assumes, but not where steps are full of prompts: then prompts hold it there.
+seats, also against what a deployment assumes, but not where steps are full of prompts: then prompts hold it there. A
+number that was told counts as untold where more than that were seen to run.
 
 The last five need the deployment (model, GPU); without it the GPU's own counters decide where they are there.
 """
@@ -63,7 +64,7 @@ class Finding:
     """A wall, and the sentences that say why.
 
     also    walls that are near, in the order of importance
-    seats   that running was seen to keep to, where that is the wall and not what was told or assumed
+    seats   of all engines, that running was seen to keep to, where that is the wall and not what was told or assumed
     """
 
     wall: Wall
@@ -107,7 +108,7 @@ def waits_often(seen: Evidence) -> bool:
 
 def _by_the_load(seen: Evidence) -> Finding:
     """No wall of the server: more requests would be served at once."""
-    seats = f" of {seen.max_num_seqs:,} seats" if _told(seen, "max_num_seqs") else ""
+    seats = f" of {seen.seats:,} seats" if _told(seen, "max_num_seqs") else ""
     return Finding(wall="client_limited", because=(
         f"no request waits for long and none was preempted; {seen.mean_running:.3g}{seats} run on average",
         *_usage(seen), "the load that comes is the limit, not the server; give the model and GPU to see what a step is "
@@ -126,9 +127,9 @@ def _queue_wall(seen: Evidence) -> Finding | None:
     waits = f"{seen.mean_waiting:.3g} requests wait on average, at {seen.waiting_share:.0%} of the scrapes"
     if _cache_full(seen):
         return Finding(wall="kv_capacity", because=(waits, *_usage(seen)))
-    if seen.max_num_seqs is not None and _keeps_to(seen, seen.max_num_seqs) and (
-            _told(seen, "max_num_seqs") or seen.running.max() <= seen.max_num_seqs):
-        return _seats_taken(seen, waits, seen.max_num_seqs, "max_num_seqs")
+    if seen.seats is not None and not seen.outrun and _keeps_to(seen, seen.seats):
+        each = f"max_num_seqs of {seen.engines} engines" if seen.engines > 1 else "max_num_seqs"
+        return _seats_taken(seen, waits, seen.seats, each)
     if starved is not None:
         return Finding(wall="token_budget", because=(waits, *starved.because))
     guessed = None if _told(seen, "max_num_seqs") else _guessed_seats(seen)
@@ -171,7 +172,8 @@ def _unsaid(seen: Evidence, waits: str) -> Finding:
 
 
 def _told(seen: Evidence, name: str) -> bool:
-    return name not in seen.assumed and getattr(seen, name) is not None
+    refuted = name == "max_num_seqs" and seen.outrun
+    return name not in seen.assumed and getattr(seen, name) is not None and not refuted
 
 
 def _usage(seen: Evidence) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ def _times(value: float | None) -> str:
 
 def _facts(found: Diagnosis) -> list[tuple[str, ...]]:
     seen, use = found.evidence, found.use
-    seats = "" if seen.max_num_seqs is None else f"of {seen.max_num_seqs:,} seats"
+    seats = "" if seen.seats is None else f"{'more than the' if seen.outrun else 'of'} {seen.seats:,} seats"
     if "max_num_seqs" in seen.assumed:
         seats += " (the engine's default, not told)"
     facts: list[tuple[str, ...]] = [
