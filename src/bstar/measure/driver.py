@@ -27,7 +27,7 @@ from bstar.measure.outcome import Outcome
 
 Row = tuple[Any, ...]
 
-_SWEEP_S, _FLUSH_S, _FLUSH_ROWS = 0.1, 1.0, 64
+_SWEEP_S, _LEAST_SWEEP_S, _FLUSH_S, _FLUSH_ROWS = 0.1, 0.005, 1.0, 64
 # Bodies are made ahead of time up to so many bytes; the rest while waiting.
 _PREPARED_BYTES: Final = 256_000_000
 _LOOKAHEAD: Final = 32
@@ -330,13 +330,14 @@ class Driver:
         for exchange in list(self._in_flight):
             if exchange.outcome.done:
                 exchange.close_if_done(moment)
-            elif moment > exchange.deadline_s:
-                exchange.give_up("timeout", f"after {limits.request_s:g} s", moment)
+            elif exchange.is_overdue(moment):
+                exchange.time_out(moment)
             elif moment - exchange.heard_s > limits.stall_s:
                 exchange.give_up("stalled", f"no byte for {limits.stall_s:g} s", moment)
         if moment > self._stop_sending_s:
             self._stop_sending()
-        self._arm("sweep", _SWEEP_S, self._sweep)
+        # Answers that come late are told apart when they come; those that never come hold a client until the sweep.
+        self._arm("sweep", min(_SWEEP_S, max(limits.request_s / 10.0, _LEAST_SWEEP_S)), self._sweep)
 
     def _flush_later(self) -> None:
         self._flush()

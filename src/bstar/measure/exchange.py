@@ -57,6 +57,14 @@ class Exchange:
             self.connection = None
         self._end(kind, text, now_s)
 
+    def time_out(self, now_s: float) -> None:
+        """End it because its deadline is over."""
+        self.give_up("timeout", f"after {self.deadline_s - self.outcome.sent_s:.4g} s", now_s)
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether the deadline came before [DONE] or the end of the answer."""
+        return now_s > self.deadline_s and not self.outcome.done
+
     def close_if_done(self, now_s: float) -> None:
         """End it where [DONE] has come and the server keeps the connection open all the same."""
         if self.outcome.done and now_s - self.heard_s > _AFTER_DONE_S:
@@ -78,6 +86,9 @@ class Exchange:
 
     def on_data(self, data: bytes, now_s: float) -> None:
         self.heard_s = now_s
+        if now_s > self.deadline_s and self.is_overdue(now_s):  # first without a call: this is once a chunk
+            self.time_out(now_s)
+            return
         if not self._stream:
             if len(self._body) < _MOST_ERROR_BYTES:
                 self._body += data
@@ -97,6 +108,9 @@ class Exchange:
     def on_whole(self, now_s: float) -> None:
         self.connection = None
         outcome = self.outcome
+        if self.is_overdue(now_s):
+            self.time_out(now_s)
+            return
         if outcome.status != 200:
             self._end(f"http_{outcome.status}", _one_line(self._body), now_s)
             return
