@@ -56,7 +56,7 @@ def test_the_summary_by_hand() -> None:
     assert found.output_tokens_per_s == 3.7
     assert found.total_tokens_per_s == 38.7
     assert found.requests_per_s == 0.3
-    assert found.goodput_requests_per_s == 0.1
+    assert found.goodput_requests_per_s == pytest.approx(0.1)
     assert found.goodput_output_tokens_per_s == 0.1
     assert found.slo_attainment_fraction == 0.25
     assert found.meets_slo is False

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from bstar.measure.health import Health
 from bstar.measure.observers import Observation
+from bstar.measure.rates import loaded_rates, loaded_time, rates_of_run
 from bstar.measure.tables import RequestTable
 from bstar.measure.verdict import Verdict, judge_run
 from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
 from bstar.metrics.intervals import Interval, batch_means
+from bstar.metrics.rates import Rates
 from bstar.metrics.records import RequestRecords, inside_so_far
 from bstar.metrics.summary import RunSummary, summarize
 from bstar.specs.slo import Slo
@@ -102,7 +104,10 @@ class BenchRun:
 
     def summary_for(self, slo: Slo | None) -> RunSummary:
         """The metrics against another SLO."""
-        return summarize(self.records, self.gaps, slo, undecided=self._undecided(slo))
+        return self._summary_over(self.rates, slo)
+
+    def _summary_over(self, rates: Rates, slo: Slo | None) -> RunSummary:
+        return summarize(self.records, self.gaps, slo, undecided=self._undecided(slo), rates=rates)
 
     def _undecided(self, slo: Slo | None, *, intended: bool = False) -> int:
         """Requests that an interrupt met in flight, inside every limit so far."""
@@ -126,7 +131,8 @@ class BenchRun:
     @cached_property
     def from_intended(self) -> RunSummary:
         """The same from the moment the load asked for: what users would feel who do not wait for the client."""
-        return summarize(self.measured.records(intended=True), self.gaps, self.slo,
+        rates = self.rates if len(self.measured) < len(self.table) else None
+        return summarize(self.measured.records(intended=True), self.gaps, self.slo, rates=rates,
                          undecided=self._undecided(self.slo, intended=True))  # fmt: skip
 
     @cached_property
@@ -135,20 +141,26 @@ class BenchRun:
         return Distribution.of(self.measured.chunk_gaps_s())
 
     @cached_property
+    def rates(self) -> Rates:
+        """What the rates of `summary` are: of the loaded time where there is a warm-up or a cool-down, else of all."""
+        return rates_of_run(self)
+
+    @cached_property
+    def loaded(self) -> RunSummary:
+        """The summary with the rates of the loaded time, also without a warm-up; as `summary` where that is too short.
+        Points of sweeps and tunings are this."""
+        found = loaded_rates(self)
+        return self.summary if found is None else self._summary_over(found, self.slo)
+
+    @cached_property
     def steady(self) -> dict[str, float | None]:
-        """Rates while the load was on: tokens and answers that came in the window, of whichever request."""
-        table = self.table
-        if len(table) == 0:
-            return {"start_s": None, "end_s": None, "output_tokens_per_s": None, "requests_per_s": None}
-        start = max(self.window.warmup_s, float(self.measured.sent_s.min()) if len(self.measured) else 0.0)
-        end = float(table.intended_s.max()) - self.window.cooldown_s
-        if not end > start:
-            return {"start_s": start, "end_s": end, "output_tokens_per_s": None, "requests_per_s": None}
-        inside = (table.chunk_s >= start) & (table.chunk_s < end)
-        ended = (table.finish_s >= start) & (table.finish_s < end)
+        """Rates while the load was on; None where that was too short."""
+        start, end = loaded_time(self)
+        known = self.loaded if loaded_rates(self) is not None else None
         return {"start_s": start, "end_s": end,
-                "output_tokens_per_s": float(table.chunk_tokens[inside].sum()) / (end - start),
-                "requests_per_s": float(np.count_nonzero(ended)) / (end - start)}  # fmt: skip
+                "output_tokens_per_s": None if known is None else known.output_tokens_per_s,
+                "requests_per_s": None if known is None else known.requests_per_s,
+                "goodput_requests_per_s": None if known is None else known.goodput_requests_per_s}  # fmt: skip
 
     def interval(self, metric: str = "tpot_s", confidence: float = 0.95) -> Interval:
         """The confidence interval of a mean within this run, by batch means in the order of sending."""
@@ -213,7 +225,7 @@ class BenchRun:
                               "slo_attainment_fraction": intended.slo_attainment_fraction,
                               "goodput_requests_per_s": intended.goodput_requests_per_s},
             "intervals": {name: self.interval(name).to_dict() for name in ("ttft_s", "tpot_s", "e2e_s")},
-            "steady": self.steady,
+            "rates_over": {"start_s": self.rates.start_s, "end_s": self.rates.end_s}, "steady": self.steady,
             "num_sent": len(table), "num_not_sent": self.traffic.num_requests - len(table),
             "num_outside_window": len(table) - len(self.measured),
             "errors": error_counts(table), "tokens": token_facts(self.measured),
@@ -258,10 +270,15 @@ def token_facts(table: RequestTable) -> dict[str, Any]:
         "spread_evenly": int(np.count_nonzero(table.spread[good])),
         "mismatch": int(np.count_nonzero(table.mismatch[good])),
         "shorter_than_asked": int(np.count_nonzero(made < asked)),
+        "shorter_finish_reasons": _counts(reasons[made < asked]),
         "longer_than_asked": int(np.count_nonzero(made > asked)),
-        "finish_reasons": {r or "none": int(np.count_nonzero(reasons == r)) for r in sorted(set(reasons.tolist()))},
+        "finish_reasons": _counts(reasons),
         "done_missing": int(np.count_nonzero(~table.done[good])),
         "input_tokens_off": int(np.count_nonzero(table.input_tokens[good] != table.asked_input_tokens[good])),
         "mean_input_tokens": float(table.input_tokens[good].mean()) if good.any() else None,
         "mean_asked_input_tokens": float(table.asked_input_tokens[good].mean()) if good.any() else None,
     }  # fmt: skip
+
+
+def _counts(reasons: NDArray[np.str_]) -> dict[str, int]:
+    return {r or "none": int(np.count_nonzero(reasons == r)) for r in sorted(set(reasons.tolist()))}

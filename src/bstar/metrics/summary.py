@@ -7,6 +7,7 @@ from typing import Any
 
 from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
+from bstar.metrics.rates import Rates, whole_run
 from bstar.metrics.records import RequestRecords
 from bstar.specs.slo import Slo
 
@@ -56,26 +57,29 @@ class RunSummary:
 
 
 def summarize(
-    records: RequestRecords, gaps: TokenGaps, slo: Slo | None = None, *, undecided: int = 0
-) -> RunSummary:
+    records: RequestRecords, gaps: TokenGaps, slo: Slo | None = None, *, undecided: int = 0,
+    rates: Rates | None = None,
+) -> RunSummary:  # fmt: skip
     """The metrics of `records`; `gaps` are those between the tokens of the same requests.
 
     undecided   requests that were cut off inside every limit: no part of the attainment
+    rates       where others were served beside `records`; None: `records` over the time from the first that was sent
+                to the last token. Goodput is the share of `records` that is good, of that rate
     """
     finished, good = records.finished, records.meets(slo)
     duration, count = records.duration_s, len(records)
     outputs = int(records.output_tokens[finished].sum())
     inputs = int(records.input_tokens[finished].sum())
-
-    def rate(amount: float) -> float:
-        return amount / duration if duration > 0 else 0.0
+    good_outputs = int(records.output_tokens[good].sum())
+    over = rates if rates is not None else whole_run(records)
+    shares = good.sum() / max(int(finished.sum()), 1), good_outputs / max(outputs, 1)
 
     return RunSummary(
         num_requests=count, num_finished=int(finished.sum()), input_tokens=inputs, output_tokens=outputs,
         duration_s=duration, ttft_s=Distribution.of(records.ttft_s), tpot_s=Distribution.of(records.tpot_s),
-        itl_s=gaps.distribution(), e2e_s=Distribution.of(records.e2e_s), requests_per_s=rate(float(finished.sum())),
-        output_tokens_per_s=rate(outputs), total_tokens_per_s=rate(inputs + outputs), slo=slo,
+        itl_s=gaps.distribution(), e2e_s=Distribution.of(records.e2e_s), requests_per_s=over.requests_per_s,
+        output_tokens_per_s=over.output_tokens_per_s, total_tokens_per_s=over.total_tokens_per_s, slo=slo,
         slo_attainment_fraction=float(good.sum()) / (count - undecided) if count > undecided else 0.0,
-        goodput_requests_per_s=rate(float(good.sum())),
-        goodput_output_tokens_per_s=rate(float(records.output_tokens[good].sum())),
+        goodput_requests_per_s=over.requests_per_s * float(shares[0]),
+        goodput_output_tokens_per_s=over.output_tokens_per_s * shares[1],
     )  # fmt: skip

@@ -32,7 +32,7 @@ class TunePoint:
     budget             max_num_batched_tokens that it was started with; None: its default
     throughput_per_s   output tokens per second while the load was on; ± half_width (95 %)
     figures            means and p99s: "ttft_s.p99", "tpot_s.mean", "itl_s.mean", …
-    attainment_fraction, goodput_per_s   under the SLO; all that finished without one
+    attainment_fraction, goodput_per_s   under the SLO, over the same time; all that finished without one
     server             running, waiting_share, preemptions, kv_usage_max, steps; missing: the server shows none
     decode             (batch, median gap s, gaps) of steps without prefill, per batch size
     """
@@ -79,16 +79,16 @@ class TunePoint:
 
 def point_of(value: int, run: BenchRun, *, budget: int | None = None, seats: int | None = None) -> TunePoint:
     """The point of a run. `seats`: the server's max_num_seqs, where it is known."""
-    summary = run.summary
+    summary = run.loaded
     figures: dict[str, float] = {}
     for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
         for part in ("mean", "p50", "p99"):
             found = run.figure(f"{name}.{part}")
             if found is not None:
                 figures[f"{name}.{part}"] = found
-    rate = run.steady["output_tokens_per_s"] or summary.output_tokens_per_s
     return TunePoint(
-        value=value, budget=budget, throughput_per_s=float(rate), half_width=_half_width(run), figures=figures,
+        value=value, budget=budget, throughput_per_s=summary.output_tokens_per_s, half_width=_half_width(run),
+        figures=figures,
         attainment_fraction=summary.slo_attainment_fraction, goodput_per_s=summary.goodput_requests_per_s,
         server=_server(run), decode=decode_steps(run.table, seats), valid=run.accepted, reasons=run.verdict.reasons,
     )  # fmt: skip

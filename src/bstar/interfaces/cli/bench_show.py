@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bstar.measure.result import BenchRun
     from bstar.measure.run import Prepared
 
+_LOADED = ", from the first request to the last one sent"
 LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"))
 
 
@@ -78,12 +79,14 @@ def _cells(values: Any) -> tuple[str, ...]:
 
 def _facts(run: BenchRun) -> list[tuple[str, ...]]:
     summary, health = run.summary, run.health
+    windowed, steady = len(run.measured) < len(run.table), run.steady["output_tokens_per_s"]
     facts: list[tuple[str, ...]] = [
         ("output", f"{summary.output_tokens_per_s:,.0f} tok/s",
-         f"{summary.requests_per_s:,.3g} requests/s, {summary.total_tokens_per_s:,.0f} tok/s with prompts")]
-    steady, whole = run.steady["output_tokens_per_s"], summary.output_tokens_per_s
-    if steady is not None and whole and abs(steady / whole - 1.0) > 0.02:
-        facts.append(("while loaded", f"{steady:,.0f} tok/s", "between the first request and the last one sent"))
+         f"{summary.requests_per_s:,.3g} requests/s, {summary.total_tokens_per_s:,.0f} tok/s with prompts"
+         + (_LOADED if windowed and steady is not None else ""))]
+    whole = summary.output_tokens_per_s
+    if not windowed and steady is not None and whole and abs(steady / whole - 1.0) > 0.02:
+        facts.append(("while loaded", f"{steady:,.0f} tok/s", f"{run.loaded.requests_per_s:,.3g} requests/s{_LOADED}"))
     if summary.slo is not None and not summary.slo.is_empty:
         facts.append(("SLO", f"{summary.slo_attainment_fraction:.2%}",
                       f"{'met' if summary.meets_slo else 'missed'} ({summary.slo.attainment_fraction:.4g} asked); "

@@ -70,21 +70,24 @@ def run_sweep(
 
 
 def point_of(load: float, run: BenchRun, folder: str | None) -> Point:
-    """What a run says as a point of a sweep; `detail` is its JSON: figures, and under `run` the whole summary."""
+    """What a run says as a point of a sweep; `detail` is its JSON: figures, and under `run` the whole summary.
+
+    All of its rates are of one time: while the load was on, or of the whole run where that is too short.
+    """
     from bstar.measure.folder import plain
     from bstar.measure.sweeps import Point
 
-    summary = run.summary
-    throughput = run.steady["output_tokens_per_s"] or summary.output_tokens_per_s
+    summary = run.loaded
     detail = {
-        "load": load, "valid": run.accepted, "interrupted": run.interrupted, "output_tokens_per_s": throughput,
-        "requests_per_s": summary.requests_per_s, "goodput_requests_per_s": summary.goodput_requests_per_s,
+        "load": load, "valid": run.accepted, "interrupted": run.interrupted,
+        "output_tokens_per_s": summary.output_tokens_per_s, "requests_per_s": summary.requests_per_s,
+        "goodput_requests_per_s": summary.goodput_requests_per_s,
         "slo_attainment_fraction": summary.slo_attainment_fraction,
         **{name: getattr(summary, name).to_dict() for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
         "folder": folder, "run": run.to_dict(),
     }  # fmt: skip
     return Point(
-        load=load, throughput_per_s=throughput, goodput_per_s=summary.goodput_requests_per_s,
+        load=load, throughput_per_s=summary.output_tokens_per_s, goodput_per_s=summary.goodput_requests_per_s,
         attainment_fraction=summary.slo_attainment_fraction, valid=run.accepted, interrupted=run.interrupted,
         detail=plain(detail),
     )  # fmt: skip

@@ -114,11 +114,12 @@ def _wall(run: RecordedRun) -> list[str]:
 
 
 def _rates(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    steady = _mapping(summary.get("steady")).get("output_tokens_per_s")
+    steady = _mapping(summary.get("steady"))
     return [("output", _number(summary.get("output_tokens_per_s"), "tokens/s")),
             ("with prompts", _number(summary.get("total_tokens_per_s"), "tokens/s")),
             ("requests", _number(summary.get("requests_per_s"), "requests/s")),
-            ("output while loaded", _number(steady, "tokens/s"))]
+            ("output while loaded", _number(steady.get("output_tokens_per_s"), "tokens/s")),
+            ("requests while loaded", _number(steady.get("requests_per_s"), "requests/s"))]
 
 
 def _slo(summary: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
