@@ -15,6 +15,7 @@ from fake_server import FakeServer, choice, good, usage
 
 import bstar
 from bstar.errors import SpecError
+from bstar.interfaces.cli.bench_sweep import point_of as sweep_point
 from bstar.measure import (
     BodyOptions,
     Counters,
@@ -26,13 +27,15 @@ from bstar.measure import (
     prepare,
     read_run,
 )
-from bstar.measure.contents import Contents, Vocabulary, expected_cached_fraction
+from bstar.measure.contents import Contents, Given, Vocabulary, expected_cached_fraction
 from bstar.measure.datasets import read_dataset
 from bstar.measure.health import judge
 from bstar.measure.job import Job, owners, split
 from bstar.measure.repeats import parse_precision, repeat
+from bstar.measure.sharing import expected_fraction, num_distinct
 from bstar.specs.slo import parse_slo
 from bstar.traffic import closed_loop, constant, poisson, prefix_groups, sessions
+from bstar.tuning.points import point_of
 
 
 def run(traffic, behave=good, *, api="completions", check=False, out=None, body=None, **options):
@@ -127,6 +130,55 @@ def test_the_window_leaves_out_the_start_and_the_end():
     assert (nothing.verdict.valid, nothing.exit_code) == (False, 1)
     warm, _ = run(closed_loop(2, 10, 2, 20, warmup_requests=5))
     assert warm.measured.index.tolist() == list(range(5, 20))
+
+
+@pytest.mark.parametrize("start_s", [0.0, 0.2], ids=["at once", "one by one"])
+@pytest.mark.parametrize("warmup", [0, 1, 7, 8, 20])
+def test_rates_obey_littles_law_with_any_warm_up(warmup, start_s):
+    """Eight clients and answers of 0.2 s: 40 requests/s while the load is on, whatever of it is measured.
+
+    Clients that start one by one also end one by one: without a warm-up the whole run counts, its ends included.
+    """
+    async def constant_time(answer, body):
+        await good(answer, body, first_s=0.02, gap_s=0.02)
+
+    load = closed_loop(8, 10, 10, 48, warmup_requests=warmup, start="even" if start_s else "burst", start_s=start_s)
+    found, _ = run(load, constant_time, slo=parse_slo("e2e=5s"))
+    summary, table = found.summary, found.table
+    start, end = found.rates.start_s, found.rates.end_s
+    inside = np.clip(np.minimum(table.last_token_s, end) - np.maximum(table.sent_s, start), 0.0, None)
+    in_flight = inside.sum() / (end - start)
+    assert summary.requests_per_s * summary.e2e_s.mean == pytest.approx(in_flight, rel=0.06)
+    if warmup or not start_s:
+        assert in_flight == pytest.approx(8, rel=0.06)
+    else:
+        assert summary.output_tokens_per_s == pytest.approx(480 / table.last_token_s.max(), rel=0.01)
+    assert summary.output_tokens_per_s == pytest.approx(10 * summary.requests_per_s)
+    assert summary.goodput_requests_per_s == pytest.approx(summary.requests_per_s)
+    tuned = point_of(8, found)
+    assert tuned.throughput_per_s == pytest.approx(10 * tuned.goodput_per_s)
+    swept = sweep_point(8, found, None).detail
+    assert swept["output_tokens_per_s"] == pytest.approx(10 * swept["requests_per_s"])
+    if warmup:
+        assert tuned.throughput_per_s == swept["output_tokens_per_s"] == summary.output_tokens_per_s
+
+
+def test_a_cold_start_is_no_part_of_the_goodput_and_little_load_is_measured_whole():
+    """The first answers of a server are slow: they are warm-up, and miss no SLO."""
+    count = [0]
+
+    async def cold(answer, body):
+        count[0] += 1
+        await good(answer, body, first_s=0.3 if count[0] <= 4 else 0.05)
+
+    found, _ = run(closed_loop(4, 10, 5, 40, warmup_requests=4), cold, slo=parse_slo("e2e=0.2s"))
+    assert found.summary.slo_attainment_fraction == 1.0
+    assert found.summary.goodput_requests_per_s == found.summary.requests_per_s
+    short, _ = run(poisson(400, 10, 5, 20, seed=1, warmup_requests=5), timed)
+    assert short.to_dict()["steady"]["output_tokens_per_s"] is None
+    assert short.rates.end_s == short.records.finish_s.max()
+    assert short.summary.output_tokens_per_s == pytest.approx(5 * short.summary.requests_per_s)
+    assert short.summary.requests_per_s > 15 / short.summary.duration_s
 
 
 def test_the_load_stops_after_a_while():
@@ -357,6 +409,43 @@ def test_lengths_of_a_file_without_a_tokenizer_are_guesses_and_said_to_be(tmp_pa
     file.write_text('{"prompt_token_ids": [5, 6, 7], "output_tokens": 2}\n')
     exact = read_dataset(file)
     assert exact.to_dict()["guessed_answers"] == 0
+
+
+def test_what_the_prompts_of_a_file_share_is_the_loads_own(tmp_path):
+    """One prompt for 20 requests: 19 are found, and nobody has sent them before."""
+    async def cached(answer, body):
+        await answer.head()
+        await answer.event(choice(" a", "length"))
+        await answer.event(usage(40, 1, prompt_tokens_details={"cached_tokens": 0 if len(seen) == 0 else 32}))
+        seen.append(body["prompt"])
+        await answer.event("[DONE]")
+        await answer.end()
+
+    seen: list[str] = []
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"prompt": "a long question " * 10, "output_tokens": 1}))
+    data = read_dataset(file)
+    with FakeServer(cached) as server:
+        ready = prepare(parse_endpoint(server.url, model="fake"), given=data.prompts, check=False)
+        found = bench(ready, data.load(closed_loop(1, 1, 1, 20)), RunOptions(workers=0))
+    assert found.prefix_hit_fraction == pytest.approx(0.76)
+    assert found.expected_hit_fraction == 0.95
+    assert not any("sent before" in note for note in found.verdict.notes)
+    assert any("1 different prompt for 20 requests: they repeat" in note for note in found.verdict.notes)
+
+
+def test_common_beginnings_of_a_file_are_counted_by_ids_or_characters():
+    load = closed_loop(1, 10, 1, 4)
+    every = np.arange(4)
+    texts = [Given(text=t) for t in ("abcdefgh--", "xyz", "abcdefgh..", "abcdefgh--")]
+    assert num_distinct(texts) == 3
+    assert expected_fraction(load, every, texts) == pytest.approx((0.8 + 1.0) / 4)
+    assert expected_fraction(load, every[:2], texts) == 0.0
+    ids = [Given(ids=(1, 2, 3, 4)), Given(ids=(9,)), Given(ids=(1, 2, 7, 7)), Given(ids=(1, 2, 7, 8))]
+    assert expected_fraction(load, every, ids) == pytest.approx((0.5 + 0.75) / 4)
+    chats = [Given(messages=({"role": "system", "content": "s" * 96}, {"role": "user", "content": c})) for c in "abab"]
+    assert expected_fraction(load, every, chats) == pytest.approx((2 + 110 / 112) / 4, rel=0.01)
+    assert expected_fraction(load, every, [Given(text="a b c")]) == 0.75
 
 
 def test_figures_against_vllms_client_differ_by_the_role_chunk_alone():

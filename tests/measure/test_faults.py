@@ -293,7 +293,58 @@ def test_shorter_answers_and_refused_options_are_reported():
     assert run.environment["server"]["dropped"] == ["ignore_eos"]
     tokens = run.to_dict()["tokens"]
     assert (tokens["shorter_than_asked"], tokens["finish_reasons"]) == (12, {"stop": 12})
-    assert any("shorter than asked" in note for note in run.verdict.notes)
+    assert any("12 answers are shorter than asked: 12 ended at the server's end token" in note
+               for note in run.verdict.notes)
+
+
+def test_shorter_answers_have_the_reason_that_the_server_gave():
+    """Every third ends at a limit, every third at its end token, every third is as long as asked."""
+    count = [0]
+
+    async def behave(answer, body):
+        count[0] += 1
+        long, finish = ((4, "length"), (2, "length"), (2, "stop"))[count[0] % 3]
+        await answer.head()
+        for i in range(long):
+            await answer.event(choice(" a", finish if i == long - 1 else None))
+        await answer.event(usage(8, long))
+        await answer.event("[DONE]")
+        await answer.end()
+
+    run = measured(behave)
+    (note,) = (note for note in run.verdict.notes if "shorter than asked" in note)
+    assert note.startswith("8 answers are shorter than asked: 4 ended at a length limit (max_tokens in --extra-body")
+    assert note.endswith("4 ended at the server's end token or a stop text")
+    assert run.to_dict()["tokens"]["shorter_finish_reasons"] == {"length": 4, "stop": 4}
+
+
+@pytest.mark.parametrize("timeout_s", [0.03, 0.3])
+def test_an_answer_after_its_deadline_is_a_timeout_whenever_the_sweep_runs(timeout_s, monkeypatch):
+    """Half of the answers come 50 ms after they are due, which is less than the time between two sweeps."""
+    monkeypatch.setattr("bstar.measure.driver._LEAST_SWEEP_S", 0.1)
+    count = [0]
+
+    async def behave(answer, body):
+        count[0] += 1
+        await good(answer, body, first_s=timeout_s + 0.05 if count[0] % 2 else 0.0)
+
+    run = measured(behave, poisson(40, 8, 4, 20), timeouts=Timeouts(request_s=timeout_s))
+    table = run.table
+    assert errors(run)["timeout"] >= 10
+    assert run.to_dict()["errors"]["timeout"]["example"] == f"after {timeout_s:g} s"
+    assert (table.end_s - table.sent_s)[table.succeeded].max() <= timeout_s
+
+
+def test_a_connection_that_ends_an_answer_after_its_deadline_is_a_timeout():
+    """All tokens and a finish reason in time, but the answer is not whole until much later."""
+    async def lingers(answer, body):
+        await answer.head()
+        for i in range(4):
+            await answer.event(choice(" a", "length" if i == 3 else None))
+        await asyncio.sleep(0.25)
+        await answer.end()
+
+    assert errors(measured(lingers, timeouts=Timeouts(request_s=0.2))) == {"timeout": 12}
 
 
 def test_a_server_without_token_ids_gets_text():

@@ -23,7 +23,7 @@ import numpy as np
 
 from bstar.errors import ConfigError, SpecError
 from bstar.measure.clock import ClockOffset
-from bstar.measure.contents import Given, expected_cached_fraction
+from bstar.measure.contents import Given
 from bstar.measure.endpoint import Endpoint
 from bstar.measure.fleet import FleetReport, ProcessWorker, Progress, Worker, run_here, run_jobs, uninterrupted
 from bstar.measure.folder import RunFolder
@@ -33,6 +33,7 @@ from bstar.measure.observers import CounterReader, Observation, Observer, hit_fr
 from bstar.measure.payloads import BodyOptions
 from bstar.measure.probe import ServerFacts, addresses_of, identify, probe
 from bstar.measure.result import BenchRun, Window
+from bstar.measure.sharing import expected_fraction, num_distinct
 from bstar.measure.tables import RequestTable, WorkerRows, request_table
 from bstar.specs.slo import Slo
 from bstar.traffic.load import Traffic
@@ -194,7 +195,7 @@ class _Session:
             health=_health(report, table, traffic, options),
             clocks=tuple(offset.to_dict() for offset in report.offsets), interrupted=report.interrupted,
             prefix_hit_fraction=_cached(table, hits),
-            expected_hit_fraction=expected_cached_fraction(traffic) if self.server.given is None else 0.0,
+            expected_hit_fraction=expected_fraction(traffic, table.index, self.server.given),
             max_error_fraction=options.max_error_fraction, allow_client_limited=options.allow_client_limited,
             connections_opened=report.opened, refused_in_a_row=report.refused_in_a_row,
         )  # fmt: skip
@@ -270,7 +271,8 @@ def describe(server: Prepared, traffic: Traffic, options: RunOptions, salt: str)
         "command": "bench", "endpoint": server.endpoint.to_dict(), "request": server.body.to_dict(),
         "prompts": {"as_token_ids": text.as_ids, "salt": salt, "overhead_tokens": text.overhead_tokens,
                     "vocabulary": [text.vocabulary.first, text.vocabulary.last],
-                    "tokenizer": text.tokenizer_file, "given": len(server.given) if server.given else None},
+                    "tokenizer": text.tokenizer_file, "given": len(server.given) if server.given else None,
+                    "distinct": num_distinct(server.given) if server.given else None},
         "load": {"name": traffic.name, "source": traffic.source or None, "num_requests": traffic.num_requests,
                  "seed": traffic.seed, "concurrency": traffic.concurrency, "rate_per_s": traffic.rate_per_s,
                  "mean_input_tokens": traffic.mean_input_tokens, "mean_output_tokens": traffic.mean_output_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,8 +103,7 @@ def _about_tokens(run: BenchRun) -> list[str]:
         notes.append(f"{facts['spread_evenly']} answers have several tokens in a chunk ({per:.2f} on average): tokens "
                      "of one chunk are 0 apart; compare chunk_gap_s with clients that call it ITL")
     if facts["shorter_than_asked"]:
-        notes.append(f"{facts['shorter_than_asked']} answers are shorter than asked: the server ends at its end token "
-                     "(finish reasons: " + ", ".join(f"{k} {v}" for k, v in facts["finish_reasons"].items()) + ")")
+        notes.append(_about_short(facts["shorter_than_asked"], facts["shorter_finish_reasons"]))
     if facts["longer_than_asked"]:
         notes.append(f"{facts['longer_than_asked']} answers are longer than asked")
     if facts["done_missing"]:
@@ -127,6 +127,14 @@ def _about_restarts(run: BenchRun) -> list[str]:
             "cover that time" for before, after in found.get("restarts_s") or ()]
 
 
+def _about_short(count: int, reasons: Mapping[str, int]) -> str:
+    """Why answers are shorter than asked, as their finish reasons say."""
+    why = {"length": "at a length limit (max_tokens in --extra-body, or the server's max_model_len)",
+           "stop": "at the server's end token or a stop text", "none": "without a reason"}
+    said = [f"{n:,} ended {why.get(reason, f'with finish reason {reason!r}')}" for reason, n in reasons.items()]
+    return f"{count:,} {'answer is' if count == 1 else 'answers are'} shorter than asked: {', '.join(said)}"
+
+
 def _about_time(run: BenchRun) -> list[str]:
     notes = []
     sent, intended = run.summary.ttft_s.p99, run.from_intended.ttft_s.p99
@@ -137,6 +145,10 @@ def _about_time(run: BenchRun) -> list[str]:
     if found is not None and found > expected + WARM_FRACTION:
         notes.append(f"the server's prefix cache was warm: {found:.0%} of the prompt tokens were found in it where the "
                      f"load shares {expected:.0%}; these prompts have been sent before")
+    distinct = (run.config.get("prompts") or {}).get("distinct")
+    if distinct and len(run.table) > distinct:
+        notes.append(f"the file has {distinct:,} different {'prompt' if distinct == 1 else 'prompts'} for "
+                     f"{len(run.table):,} requests: they repeat; the load shares {expected:.0%} of its prompt tokens")
     if run.traffic.concurrency is not None and len(run.measured) < 3 * run.traffic.concurrency:
         notes.append(f"{len(run.measured)} requests count for {run.traffic.concurrency} clients: the start and the end "
                      "weigh much; send at least three for each client")
