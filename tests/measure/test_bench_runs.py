@@ -14,6 +14,7 @@ import pytest
 from fake_server import FakeServer, choice, good, usage
 
 import bstar
+from bstar.calibration.sources import of_run
 from bstar.errors import SpecError
 from bstar.interfaces.cli.bench_sweep import point_of as sweep_point
 from bstar.measure import (
@@ -161,6 +162,14 @@ def test_rates_obey_littles_law_with_any_warm_up(warmup, start_s):
     assert swept["output_tokens_per_s"] == pytest.approx(10 * swept["requests_per_s"])
     if warmup:
         assert tuned.throughput_per_s == swept["output_tokens_per_s"] == summary.output_tokens_per_s
+
+
+def test_a_calibration_compares_rates_that_are_defined_alike(tmp_path):
+    """The simulator's rate is of the measured requests alone: so is the one that it is compared with."""
+    found, _ = run(closed_loop(4, 10, 5, 24, warmup_requests=6, start="even", start_s=0.1), timed, out=tmp_path / "r")
+    seen = of_run(tmp_path / "r").measured["output_tokens_per_s"]
+    assert seen == pytest.approx(found.records.output_tokens.sum() / found.records.duration_s)
+    assert seen < 0.95 * found.summary.output_tokens_per_s
 
 
 def test_a_cold_start_is_no_part_of_the_goodput_and_little_load_is_measured_whole():

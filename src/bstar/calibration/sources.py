@@ -21,12 +21,14 @@ import numpy as np
 from bstar.calibration.observations import Observation, of_mapping, of_point
 from bstar.catalog.served import served_in
 from bstar.errors import ConfigError
+from bstar.metrics.rates import whole_run
 from bstar.metrics.records import RequestRecords
 from bstar.specs.workload import LengthDistribution
 from bstar.traffic.load import Traffic
 
 if TYPE_CHECKING:
     from bstar.calibration.point import Point
+    from bstar.measure.folder import RecordedRun
     from bstar.measure.imports import ImportedRun
     from bstar.measure.server.snapshot import Window
 
@@ -148,7 +150,7 @@ def of_run(path: Path) -> Observation:
         raise ConfigError(f"run {str(path)!r}: no request of it was answered; measure again")
     rate = None if sent.concurrency is not None else sent.rate_per_s
     return Observation(
-        id=path.name, sent=sent, concurrency=sent.concurrency, rate_per_s=rate, measured=figures_in(run.summary),
+        id=path.name, sent=sent, concurrency=sent.concurrency, rate_per_s=rate, measured=_figures_of(run),
         input_tokens=_mean_length(run.table.input_tokens[kept]),
         output_tokens=_mean_length(run.table.output_tokens[kept]), served=served_in(run.environment),
         seats=_seats(run.summary), notes=(f"{path.name} {broken}",) if broken else (),
@@ -159,6 +161,16 @@ def _sent_of(traffic: Traffic, table: Any) -> Traffic:
     """Of a run that broke off: the requests that it came to."""
     count = int(table.index.max(initial=0)) + 1
     return replace(traffic.take(np.arange(count)), warmup_requests=min(traffic.warmup_requests, count - 1))
+
+
+def _figures_of(run: RecordedRun) -> dict[str, float]:
+    """Its figures as the simulation of the same load has them: with a warm-up the simulator's rate is of the measured
+    requests alone, that of the summary of everything that was served (`bstar.measure.rates`)."""
+    found = figures_in(run.summary)
+    if run.measured.all() or "output_tokens_per_s" not in found:
+        return found
+    alone = whole_run(run.table.take(run.measured).records())
+    return found | {"output_tokens_per_s": alone.output_tokens_per_s}
 
 
 def _seats(summary: Mapping[str, Any]) -> int | None:
