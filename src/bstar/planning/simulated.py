@@ -91,8 +91,7 @@ def simulate_one(task: Task, sized: Sized) -> tuple[Sized, Simulated]:
     shown = probe.at(load if task.load is None else task.load / replicas)
     full = shown if task.load is None else probe.at(load)
     served = probe.closed or (task.load is None and task.slo.is_empty)
-    carried = full.summary.requests_per_s if served else load
-    capacity = replace(sized.capacity, load=load, requests_per_s=float(carried or 0.0))
+    capacity = replace(sized.capacity, load=load, requests_per_s=_served_per_s(full) if served else load)
     return replace(sized, capacity=capacity, replicas=replicas), _seen(task, shown, sized)
 
 
@@ -162,8 +161,8 @@ class _Probe:
 
     def _full_house_per_s(self) -> float:
         places = float(self.sized.capacity.cap)
-        full = _simulated(self.task, self.deployment, closed_load(self.task.workload, places, self._requests()))
-        return float(full.summary.requests_per_s or 0.0)
+        return _served_per_s(
+            _simulated(self.task, self.deployment, closed_load(self.task.workload, places, self._requests())))
 
     def _margin(self, load: float) -> float:
         load = max(load, 1.0) if self.closed else load
@@ -190,6 +189,15 @@ def _simulated(task: Task, deployment: Deployment, load: Traffic) -> SimResult:
         raise NoAnswerError("slo", f"cannot be simulated: {error}") from None
 
 
+def _served_per_s(found: SimResult) -> float:
+    """Answers per second from the first measured request to the last one sent: with those of the warm-up that end in
+    this time, without the end of the run, when fewer and fewer are served."""
+    sent = found.arrival_s[found.measured]
+    start, end = float(np.nanmin(sent)), float(np.nanmax(sent))
+    answered = int(np.count_nonzero((found.finish_s >= start) & (found.finish_s < end)))
+    return answered / (end - start) if end > start else 0.0
+
+
 def _seen(task: Task, found: SimResult, sized: Sized) -> Simulated:
     records, summary = found.records, found.summary
     share = share_interval(records.meets(task.slo))
@@ -197,7 +205,7 @@ def _seen(task: Task, found: SimResult, sized: Sized) -> Simulated:
         ttft_s=Percentiles.of(records.ttft_s), tpot_s=Percentiles.of(records.tpot_s),
         e2e_s=Percentiles.of(records.e2e_s), slo_attainment_fraction=summary.slo_attainment_fraction,
         attainment_low=share.low, attainment_high=share.high, num_requests=len(records),
-        num_preemptions=int(found.num_preemptions.sum()), requests_per_s=float(summary.requests_per_s or 0.0),
+        num_preemptions=int(found.num_preemptions.sum()), requests_per_s=_served_per_s(found),
         closed_form_replicas=sized.replicas,
         closed_form_capacity_requests_per_s=sized.carried_per_s,
     )  # fmt: skip
