@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,3 +194,13 @@ def test_an_interrupt_keeps_what_happened() -> None:
     assert result.interrupted
     assert 10 < result.summary.num_finished < 200
     assert result.to_dict()["interrupted"] is True
+
+
+@pytest.mark.parametrize("warmup", [1, 7, 8, 20])
+def test_rates_beside_a_warm_up_keep_littles_law(warmup: int) -> None:
+    """The last requests of the warm-up are served in the time that rates divide by, so they count."""
+    load = replace(closed_loop(8, 200, 50, num_requests=160), warmup_requests=warmup)
+    found = simulate(deployed(), load).summary
+    assert found.requests_per_s * (found.e2e_s.mean or 0.0) == pytest.approx(8.0, rel=0.05)
+    assert found.output_tokens_per_s == pytest.approx(50.0 * found.requests_per_s)
+    assert found.goodput_requests_per_s == pytest.approx(found.requests_per_s)

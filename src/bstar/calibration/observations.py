@@ -19,6 +19,7 @@ import numpy as np
 
 from bstar.calibration.point import Point
 from bstar.errors import SpecError
+from bstar.metrics.rates import whole_run
 from bstar.sim.result import SimResult
 from bstar.specs.deployment import Deployment
 from bstar.specs.workload import LengthDistribution
@@ -163,12 +164,13 @@ def predicted(deployment: Deployment, one: Observation) -> dict[str, float]:
 
 
 def figures_of(result: SimResult) -> dict[str, float]:
-    """The metrics of METRICS that a run has."""
-    summary = result.summary
+    """The metrics of METRICS that a run has; rates are of the measured requests alone over their time, as points have
+    them."""
+    summary, rates = result.summary, whole_run(result.records)
     found = {
         "ttft_s": summary.ttft_s.mean, "tpot_s": summary.tpot_s.mean, "itl_s": summary.itl_s.mean,
         "e2e_s": summary.e2e_s.mean, "ttft_p50_s": summary.ttft_s.p50, "tpot_p50_s": summary.tpot_s.p50,
-        "output_tokens_per_s": summary.output_tokens_per_s, "requests_per_s": summary.requests_per_s,
+        "output_tokens_per_s": rates.output_tokens_per_s, "requests_per_s": rates.requests_per_s,
     }  # fmt: skip
     return {key: float(value) for key, value in found.items() if value is not None and np.isfinite(value) and value > 0}
 

@@ -10,19 +10,15 @@ are of the whole run, and `steady` has the others beside them. Whatever was serv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bstar.metrics.rates import Rates, rates_of, whole_run
+from bstar.metrics.rates import LEAST_REQUESTS_LONG, Rates, rates_of, whole_run
 
 if TYPE_CHECKING:
     from bstar.measure.result import BenchRun
     from bstar.measure.tables import RequestTable
-
-# A loaded time of fewer requests one after another shows little but how the load begins. Closed loops of three requests
-# for each client, which is what the notes ask for, have two.
-LEAST_REQUESTS_LONG: Final = 1.5
 
 
 def rates_of_run(run: BenchRun) -> Rates:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bstar.metrics.distribution import Distribution
 from bstar.metrics.gaps import TokenGaps
+from bstar.metrics.rates import LEAST_REQUESTS_LONG, Rates, loaded
 from bstar.metrics.records import RequestRecords, inside_so_far
 from bstar.metrics.summary import RunSummary, summarize
 from bstar.sim.measured_gaps import has_warmup, measured_gaps
@@ -115,7 +116,22 @@ class SimResult:
 
     def summary_for(self, slo: Slo | None) -> RunSummary:
         """The metrics of the same run against another SLO."""
-        return summarize(self.records, self.gaps, slo, undecided=self._undecided(slo) if self.interrupted else 0)
+        return summarize(self.records, self.gaps, slo, undecided=self._undecided(slo) if self.interrupted else 0,
+                         rates=self._loaded_rates())  # fmt: skip
+
+    def _loaded_rates(self) -> Rates | None:
+        """With a warm-up: of everything that was served while the measured load was on, as `bstar bench` has it."""
+        if not has_warmup(self) or not self.records.finished.any():
+            return None
+        records = self.records
+        start, end = float(np.nanmin(records.sent_s)), float(np.nanmax(records.sent_s))
+        if end - start < LEAST_REQUESTS_LONG * float(np.nanmean(records.e2e_s)):
+            end = float(np.nanmax(records.finish_s))
+        everyone = RequestRecords(
+            sent_s=self.arrival_s, first_token_s=self.first_token_s, finish_s=self.finish_s,
+            input_tokens=self.input_tokens, output_tokens=self.output_tokens,
+        )  # fmt: skip
+        return loaded(everyone, start_s=start, end_s=end)
 
     def _undecided(self, slo: Slo | None) -> int:
         """Requests that the end of an interrupted run met in flight, inside every limit so far."""
