@@ -146,3 +146,11 @@ def test_every_bundled_serving_row_names_a_deployment() -> None:
     for p in bundled_points(SERVING)[::7]:
         for side in ("prefill", "decode") if p.is_disaggregated else (None,):
             assert deployment_of(p, side=side).parallel.num_devices >= 1  # type: ignore[arg-type]
+
+
+def test_a_load_that_is_not_known_is_told_with_its_line() -> None:
+    head = "engine,model,gpu,isl,osl,load_kind,load_value,tpot_ms"
+    good = "vllm,llama-3.1-8b,h100,512,64,closed,4,9"
+    found = rows(*[good] * 4, good.replace("closed", "weird"), head=head)
+    assert [p.id for p in found] == [f"line {n}" for n in range(2, 7)]
+    assert found[-1].fault is not None and found[-1].fault.startswith("load_kind 'weird' is not known")

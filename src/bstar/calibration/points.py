@@ -87,7 +87,7 @@ def _labelled(points: list[Point]) -> list[Point]:
     read: list[LatencyPoint | None] = []
     for place, point in enumerate(points):
         try:
-            read.append(latency_point(point.columns))
+            read.append(latency_point({**point.columns, "id": point.id}))
         except BstarError as error:
             points[place] = replace(point, fault=point.fault or str(error).removeprefix(f"{point.id}: "))
             read.append(None)

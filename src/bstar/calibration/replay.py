@@ -245,7 +245,7 @@ def _latency(
     from bstar.calibration.latency_points_mapping import latency_deployment
     from bstar.calibration.latency_points_replay import replay_latency_point
 
-    measured = latency_point(point.columns)
+    measured = latency_point({**point.columns, "id": point.id})
     mapped = latency_deployment(measured)
     own = deployment or mapped.deployment
     used = _calibrated(own, profile)
