@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bstar.errors import SpecError
+from bstar.errors import BstarError
 from bstar.sim.cluster import Autoscaler, Drain, Failure, simulate_cluster
 from bstar.sim.cluster.fleet import Stabilizer, parse_autoscaler, parse_drain, parse_failure
 from bstar.traffic import closed_loop
@@ -136,7 +136,14 @@ def test_options_are_read_from_text():
     assert parse_failure("1@30") == Failure(replica=1, at_s=30)
     assert parse_failure("1@30+60").back_s == 60
     assert parse_drain("0@1.5") == Drain(replica=0, at_s=1.5)
+    assert parse_failure("0@500ms+2min") == Failure(replica=0, at_s=0.5, back_s=120)
+    assert parse_drain("2@10s") == Drain(replica=2, at_s=10)
+    assert parse_autoscaler("kv=0.8,interval=500ms,stabilization=5min") == Autoscaler(
+        metric="kv", target=0.8, interval_s=0.5, stabilization_s=300)
+    for text in ("x", "0@10x", "0@x", "0@1+2"):
+        with pytest.raises(BstarError, match=r"^drain: "):
+            parse_drain(text)
     for parse, text in ((parse_autoscaler, "20"), (parse_autoscaler, "kv=2"), (parse_autoscaler, "kv=1,concurrency=1"),
                         (parse_failure, "x@1"), (parse_failure, "1@nan"), (parse_drain, "1@2+3")):  # fmt: skip
-        with pytest.raises(SpecError):
+        with pytest.raises(BstarError):
             parse(text)

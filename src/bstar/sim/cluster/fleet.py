@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bstar.errors import SpecError
+from bstar.units import parse_seconds
 
 Metric = Literal["concurrency", "kv"]
 
@@ -138,7 +139,8 @@ def parse_autoscaler(text: str) -> Autoscaler:
         if key.strip() not in ("concurrency", "kv", "min", "max", "interval", "stabilization", "tolerance"):
             raise SpecError(f"autoscale: {key.strip()!r} is not known; use concurrency= or kv=, min=, max=, interval=, "
                             "stabilization=, tolerance=")  # fmt: skip
-        values[key.strip()] = _number("autoscale", value)
+        is_time = key.strip() in ("interval", "stabilization")
+        values[key.strip()] = (parse_seconds if is_time else _number)(value, field="autoscale")
     metrics = [m for m in ("concurrency", "kv") if m in values]
     if len(metrics) != 1:
         raise SpecError("autoscale: needs one target, concurrency=N or kv=F")
@@ -150,23 +152,24 @@ def parse_autoscaler(text: str) -> Autoscaler:
 
 
 def parse_failure(text: str) -> Failure:
-    """`1@30` (replica 1 fails at 30 s) or `1@30+60` (and begins to start again 60 s later). Raises SpecError."""
+    """`1@30s` (replica 1 fails at 30 s) or `1@30s+1min` (and begins to start again 60 s later). Raises SpecError."""
     replica, at, rest = text.partition("@")
-    if not at or not replica.strip().isdigit():
-        raise SpecError(f"fail: is REPLICA@SECONDS[+SECONDS], not {text!r}")
+    if not at or not replica.strip().isdecimal():
+        raise SpecError(f"fail: is REPLICA@TIME[+TIME], like 1@30s+1min, not {text!r}")
     moment, plus, back = rest.partition("+")
-    return Failure(replica=int(replica), at_s=_number("fail", moment), back_s=_number("fail", back) if plus else None)
+    return Failure(replica=int(replica), at_s=parse_seconds(moment, field="fail"),
+                   back_s=parse_seconds(back, field="fail") if plus else None)  # fmt: skip
 
 
 def parse_drain(text: str) -> Drain:
-    """`1@30`: replica 1 takes no more requests from 30 s on. Raises SpecError."""
-    failure = parse_failure(text)
-    if failure.back_s is not None:
-        raise SpecError(f"drain: is REPLICA@SECONDS, not {text!r}")
-    return Drain(replica=failure.replica, at_s=failure.at_s)
+    """`1@30s`: replica 1 takes no more requests from 30 s on. Raises SpecError."""
+    replica, at, moment = text.partition("@")
+    if not at or not replica.strip().isdecimal() or "+" in moment:
+        raise SpecError(f"drain: is REPLICA@TIME, like 1@30s, not {text!r}")
+    return Drain(replica=int(replica), at_s=parse_seconds(moment, field="drain"))
 
 
-def _number(field: str, text: str) -> float:
+def _number(text: str, *, field: str) -> float:
     try:
         value = float(text)
     except ValueError:
