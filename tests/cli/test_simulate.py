@@ -152,6 +152,18 @@ def test_several_engines(bstar_json: Run) -> None:
     assert pools["cluster"]["moved_bytes"] > 300 * 400 * 100_000
     gain = bstar_json(*BASE, *load, "--compare", "mixed,disaggregated")["gain"]["disaggregated"]
     assert gain["tpot_s.mean"] > 0
+    timed = bstar_json(*BASE, *load, "--replicas", "2", "--fail", "0@2s+500ms", "--startup", "1s", "--drain", "1@6s")
+    assert timed["num_finished"] == 300
+
+
+def test_replicas_of_several_engines(bstar: Run, bstar_json: Run) -> None:
+    both = bstar_json(*BASE, *LOAD, "--dp", "2", "--replicas", "2")
+    assert both["cluster"]["replicas"] == 4
+    assert both["tpot_s"] == bstar_json(*BASE, *LOAD, "--replicas", "4")["tpot_s"]
+    done = bstar("simulate", "mixtral-8x7b", "--gpu", "h200", "--dp", "2", "--enable-expert-parallel", *LOAD,
+                 "--replicas", "2")  # fmt: skip
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "replicas: " in done.stderr and "--rate R/2" in done.stderr
 
 
 @pytest.mark.parametrize(("args", "says"), [
@@ -161,6 +173,9 @@ def test_several_engines(bstar_json: Run) -> None:
     (("--replicas", "2", "--policy", "static"), "--policy"),
     (("--replicas", "2", "--compare", "static,continuous"), "one engine"),
     (("--fail", "x"), "x"),
+    (("--drain", "0@10x"), "drain: unit 'x'"),
+    (("--startup", "5s"), "--startup: is for engines that start later"),
+    (("--replicas", "2", "--startup", "5s", "--fail", "0@10s"), "--startup: is for engines that start later"),
 ])  # fmt: skip
 def test_contradictions_of_several_engines(bstar: Run, args: tuple[str, ...], says: str) -> None:
     done = bstar(*BASE, *LOAD, *args)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+import bstar
 from bstar.errors import SpecError
 from bstar.queueing.markov import mmc_mean_wait_s
-from bstar.sim.cluster import ROUTERS, simulate_cluster
+from bstar.sim.cluster import ROUTERS, Autoscaler, simulate_cluster
 from bstar.sim.cluster.routers import BLIND, Router
 from bstar.sim.run import simulate
 from bstar.sim.stepwise import ReferenceEngine
@@ -32,6 +33,28 @@ def test_one_replica_is_the_single_simulation():
     assert same(one, single)
     assert np.array_equal(one.output_tokens, single.output_tokens)
     assert one.steps.gaps.mean_s == pytest.approx(single.steps.gaps.mean_s, rel=1e-12)
+
+
+def test_a_replica_of_several_engines_is_so_many_behind_the_router():
+    load = poisson(rate_per_s=40, input_tokens=500, output_tokens=60, num_requests=200, seed=1)
+    two_of_two, four = simulate_cluster(small(dp=2), load, replicas=2), simulate_cluster(small(), load, replicas=4)
+    assert same(two_of_two, four) and np.array_equal(two_of_two.replica, four.replica)
+    assert two_of_two.steps.replicas == 4 and "2 engines" in two_of_two.notes[0]
+    split = simulate_cluster(small(dp=2), load, prefill_replicas=1, decode_replicas=2)
+    assert same(split, simulate_cluster(small(), load, prefill_replicas=2, decode_replicas=4))
+    with pytest.raises(SpecError, match=r"autoscale: .*--dp 2"):
+        simulate_cluster(small(dp=2), load, autoscaler=Autoscaler(target=4))
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    ({"replicas": 2}, "replicas: .*--rate R/2"), ({"prefill_replicas": 1, "decode_replicas": 1}, "prefill-replicas: "),
+    ({"router": "random"}, "attention_dp: "),
+])  # fmt: skip
+def test_ranks_that_step_together_are_not_put_behind_a_router(more, says):
+    moe = bstar.deployment(model="mixtral-8x7b", gpu="h200-sxm-141gb", attention_dp=2)
+    load = poisson(rate_per_s=4, input_tokens=500, output_tokens=60, num_requests=20, seed=1)
+    with pytest.raises(SpecError, match=says):
+        simulate_cluster(moe, load, **more)
 
 
 @examples(max_examples=25, deadline=None)

@@ -11,7 +11,7 @@ from bstar.interfaces.cli.params import BANDWIDTH, POSITIVE, SECONDS, apply
 from bstar.interfaces.cli.sections import section
 
 cluster_options = apply(
-    click.option("--replicas", type=POSITIVE, metavar="N", help="Engines behind a router."),
+    click.option("--replicas", type=POSITIVE, metavar="N", help="Deployments behind a router, each of --dp engines."),
     click.option("--router", metavar="NAME",
                  help="round-robin, random, least-outstanding, least-kv, power-of-two, prefix- or session-affinity."),
     click.option("--prefill-replicas", type=POSITIVE, metavar="X", help="Engines that compute prompts only."),
@@ -55,6 +55,9 @@ def take_cluster(options: dict[str, Any]) -> dict[str, Any] | None:
         found["startup_s"] = given["startup"]
     if "fail" in given:
         found["failures"] = tuple(parse_failure(text) for text in given["fail"])
+    back = any(failure.back_s is not None for failure in found.get("failures", ()))
+    if "startup" in given and "autoscale" not in given and not back:
+        raise SpecError("--startup: is for engines that start later; give --autoscale, or --fail I@T+D")
     if "drain" in given:
         found["drains"] = tuple(parse_drain(text) for text in given["drain"])
     if "kv_link" in given or "kv_layerwise" in given:

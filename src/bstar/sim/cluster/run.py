@@ -82,7 +82,8 @@ def simulate_cluster(
         load = bstar.traffic.poisson(rate_per_s=40, input_tokens=512, output_tokens=128, num_requests=2000, seed=0)
         simulate_cluster(d, load, replicas=4, router="power-of-two").summary.ttft_s.p95
 
-    replicas, router   how many, and one of `ROUTERS`; with an autoscaler the number at the start
+    replicas, router   how many, and one of `ROUTERS`; with an autoscaler the number at the start. Each is the whole
+                       deployment: with `dp` so many engines, all of them behind the router
     seed               of the router's draws; the load has its own
     startup_s          until a replica that is started later takes its first request
     failures, drains   what happens to replicas; requests of a failed one are computed again elsewhere
@@ -99,6 +100,10 @@ def simulate_cluster(
     begun, slo = time.perf_counter(), as_slo(slo)
     checked(router)
     _check(replicas, startup_s, prefill_replicas, decode_replicas, autoscaler)
+    _check_layout(deployment, replicas, prefill_replicas, autoscaler)
+    copies = deployment.parallel.dp
+    replicas, prefill_replicas, decode_replicas = (
+        count * copies for count in (replicas, prefill_replicas, decode_replicas))
     deployed = deployed_engine(deployment)
     most = most_engines(deployed.settings.num_blocks, deployed.settings.enable_prefix_caching)
     check_number("prefill and decode replicas" if prefill_replicas else "replicas",
@@ -139,7 +144,7 @@ def simulate_cluster(
     if parts.interrupted or until_s < math.inf:
         parts = replace(parts, left=())  # an engine may still come
     result = _gathered(traffic, rejected, served, parts, late, slo, router, first_token_from,
-                       _notes(parts, fleet))
+                       (*_of_copies(fleet.replicas, copies), *_notes(parts, fleet)))
     if parts.interrupted:
         result = came_to(result)
     total = time.perf_counter() - begun
@@ -164,6 +169,28 @@ def _check(
         raise SpecError(f"startup: must be at least 0 seconds, is {startup_s}")
     if autoscaler is not None and prefill:
         raise SpecError("autoscale: separate pools have fixed sizes; leave --autoscale or the pools out")
+
+
+def _check_layout(deployment: Deployment, replicas: int, prefill: int, autoscaler: Autoscaler | None) -> None:
+    """Replicas that are simulated side by side are engines that step on their own."""
+    ranks, copies = deployment.parallel.attention_dp, deployment.parallel.dp
+    if ranks > 1:
+        together = f"the {ranks} ranks of a deployment with attention data parallelism step together"
+        if prefill:
+            raise SpecError(f"prefill-replicas: {together}, which is not simulated in separate pools; simulate one "
+                            "replica without them")
+        if replicas > 1:
+            raise SpecError(f"replicas: {together}, and several such deployments are not simulated side by side; "
+                            f"simulate one replica at its share of the load (--rate R/{replicas}), without --replicas")
+        raise SpecError(f"attention_dp: {together}, which is not simulated behind a router; leave --replicas, "
+                        "--router, --autoscale, --fail and --drain out")
+    if autoscaler is not None and copies > 1:
+        raise SpecError(f"autoscale: starts and stops single engines, not deployments of --dp {copies}; leave --dp out")
+
+
+def _of_copies(engines: int, copies: int) -> tuple[str, ...]:
+    """What a replica is, where it is not one engine."""
+    return (f"a replica is {copies} engines (dp {copies}): {engines:,} behind the router",) if copies > 1 else ()
 
 
 def _check_events(fleet: Fleet) -> None:
