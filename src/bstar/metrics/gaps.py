@@ -7,6 +7,7 @@ step (after a preemption, or where a sequence was passed over) are listed one by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -106,7 +107,7 @@ class TokenGaps:
         square = self.weight * (m * off * off + 2.0 * off * self.slope_s * s1 + self.slope_s**2 * s2)
         variance = (square.sum() + ((self.single_s - mean) ** 2).sum()) / self.count
         return Distribution(
-            count=self.count, mean=mean, std=float(np.sqrt(variance)), min=float(runs.first.min()),
+            count=self.count, mean=mean, std=math.sqrt(max(float(variance), 0.0)), min=float(runs.first.min()),
             max=float(runs.last.max()), **percentiles_of(self.quantiles([p / 100.0 for p in PERCENTILES])),
         )  # fmt: skip
 

@@ -92,7 +92,7 @@ def finish(task: Task, sized: Sized, seen: Simulated | None = None) -> Candidate
     closed = workload.concurrency is not None
     each_per_s = float(found.rate_per_s[0]) if seen is None or not closed else seen.requests_per_s
     rate = each_per_s * sized.replicas
-    mean_rate = rate / (1.0 if closed else task.peak_factor)
+    mean_rate = rate / task.peak_factor
     tokens_per_s = mean_rate * float(task.draws.output_tokens.mean())
     return Candidate(
         deployment=deployment, layout=sized.spot.layout, replicas=sized.replicas,
@@ -101,7 +101,7 @@ def finish(task: Task, sized: Sized, seen: Simulated | None = None) -> Candidate
         predicted=replace(predicted, ranges=_ranges(predicted, predicted, task, deployment)),
         requests_per_s=mean_rate, output_tokens_per_s=tokens_per_s,
         goodput_requests_per_s=mean_rate * attainment, slo_attainment_fraction=attainment,
-        capacity_requests_per_s=sized.carried_per_s,
+        capacity_requests_per_s=max(sized.carried_per_s, rate) if task.load is not None else sized.carried_per_s,
         headroom_fraction=max(sized.capacity.load / load - 1.0, 0.0),
         cost=cost_of(sized.spot.price, sized.num_gpus, tokens_per_s),
         bound_by=bound_by, launch_command=_command(deployment),

@@ -41,7 +41,7 @@ def fitting_deployment(
     Where the default token budget leaves no room, smaller ones are tried: activations follow it. Raises
     NoAnswerError with the engine's reason for the default.
     """
-    seqs = choice.max_num_seqs or SCREENING_SEQS
+    seqs = choice.max_num_seqs or min(SCREENING_SEQS, choice.max_num_batched_tokens or SCREENING_SEQS)
     first: NoAnswerError | None = None
     try:
         probe = build(model, device, layout, choice, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,

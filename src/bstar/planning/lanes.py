@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bstar.errors import BstarError
 from bstar.physics.memory import memory_budget
 from bstar.planning.draws import RequestDraws
-from bstar.planning.feasibility import room_sequences
+from bstar.planning.feasibility import NoAnswerError, room_sequences
 from bstar.planning.limits import LONGEST_STEP_TPOTS, floored
 from bstar.planning.outcomes import saturated_rate_per_s
 from bstar.planning.replica import Replica, full_chunk_s, prefill_of_a_request_s, secure_room
@@ -59,11 +59,18 @@ class Lanes:
 
 
 def token_budgets(deployment: Deployment, *, free: bool) -> tuple[int, ...]:
-    """Values of max_num_batched_tokens to search, ascending: the one that it has, and the usual ones if `free`."""
+    """Values of max_num_batched_tokens to search, ascending: the one that it has, and the usual ones if `free`.
+
+    Raises NoAnswerError where none holds the longest prompt of an engine that does not split prompts.
+    """
     engine = deployment.engine
     used = engine.max_num_batched_tokens
     least = 1 if engine.enable_chunked_prefill else engine.max_model_len
-    return tuple(sorted({used, *(b for b in TOKEN_BUDGETS if b >= least)})) if free else (used,)
+    found = tuple(sorted(b for b in {used, *(TOKEN_BUDGETS if free else ())} if b >= least))
+    if not found:
+        raise NoAnswerError("layout", f"without chunked prefill no step of up to {max(used, *TOKEN_BUDGETS):,} tokens "
+                            f"holds a prompt of {least:,}: give --enable-chunked-prefill or a smaller --max-model-len")
+    return found
 
 
 def room_by_budget(

@@ -19,6 +19,8 @@ How far they are from a step-by-step simulation is measured in tests/planning an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,6 +40,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _LITTLE_ROUNDS = 40
 _LITTLE_TOLERANCE = 0.002
+_LITTLE_OFF = 0.05
 
 
 def saturated_rate_per_s(replica: Replica, draws: RequestDraws) -> Floats:
@@ -54,7 +57,10 @@ def saturated_rate_per_s(replica: Replica, draws: RequestDraws) -> Floats:
         rate = 1.0 / (cost + decode * replica.decode_step_s / batch)
         cost = mean_prefill_s(replica, draws, rate)
     steps = draws.mean_new_tokens / prompt_budget(replica, batch.astype(np.float64))
-    return np.minimum(rate, 1.0 / (cost + replica.decode_step_s * steps))
+    rate = np.minimum(rate, 1.0 / (cost + replica.decode_step_s * steps))
+    # Little: a place is taken for all of a request's own prefill and its decoding, whatever overlaps with others.
+    own = cost / replica.stalled_fraction + decode * replica.decode_step_s
+    return np.minimum(rate, batch / np.maximum(own, 1e-12))
 
 
 def open_outcomes(
@@ -153,7 +159,25 @@ def closed_outcomes(replica: Replica, draws: RequestDraws, clients: Floats, cap:
         step = trial - excess
         bracketed = (step > low) & (step < high) & (number % 3 < 2)
         trial = np.where(bracketed, step, 0.5 * (np.maximum(low, high - 8.0) + high))
-    return found
+    return _with_all_clients(found, clients)
+
+
+def _with_all_clients(found: Outcomes, clients: Floats) -> Outcomes:
+    """Little's law for every lane, also where no number of decoding sequences fulfils it: prompts alone hold it up.
+
+    What is missing from the clients' cycle is wait before the first token; where it holds too much, that wait is less,
+    and where the rest alone is too long, the rate.
+    """
+    lasting = (found.e2e_s - found.ttft_s).mean(axis=1)
+    mean, least = found.ttft_s.mean(axis=1), found.ttft_s.min(axis=1)
+    wanted = np.maximum(clients / found.rate_per_s - lasting, least)
+    cycle = clients / found.rate_per_s
+    off = found.stable & (np.abs(cycle - lasting - mean) > _LITTLE_OFF * cycle)
+    shrunk = np.where(wanted < mean, (wanted - least) / np.maximum(mean - least, 1e-12), 1.0)[:, None]
+    moved = least[:, None] + (found.ttft_s - least[:, None]) * shrunk + np.maximum(wanted - mean, 0.0)[:, None]
+    ttft = np.where(off[:, None], moved, found.ttft_s)
+    rate = np.where(off, clients / (wanted + lasting), found.rate_per_s)
+    return replace(found, ttft_s=ttft, e2e_s=found.e2e_s - found.ttft_s + ttft, rate_per_s=rate)
 
 
 def _rate_of(replica: Replica, draws: RequestDraws, decoding: Floats, places: Floats) -> Floats:

@@ -85,15 +85,14 @@ def plan(
     if simulate < 0:
         raise SpecError(f"simulate: is a number of candidates, must not be negative, is {simulate}")
     own = resolve_model(model) if isinstance(model, str) else model
-    kv_dtypes = as_sequence(kv_cache_dtypes) or ("auto",)
+    kv_dtypes = tuple(dict.fromkeys(as_sequence(kv_cache_dtypes) or ("auto",)))
     for name in kv_dtypes:
         kv_format(name, model_dtype=own.dtype)
     return answer(Question(
         model=own, devices=_devices(gpus), slo=_slo(slo, attainment_fraction), prices=prices or {},
         workload=replace(load, prefix_hit_fraction=0.0) if enable_prefix_caching is False else load,
-        variants=tuple(own if dtype == "auto" else with_weight_dtype(own, dtype)
-                       for dtype in as_sequence(weight_dtypes) or ("auto",)),
-        kv_cache_dtypes=kv_dtypes, max_model_len=max_model_len, max_gpus=max_gpus, peak_factor=peak_factor,
+        variants=_variants(own, as_sequence(weight_dtypes) or ("auto",)), kv_cache_dtypes=kv_dtypes,
+        max_model_len=max_model_len, max_gpus=max_gpus, peak_factor=peak_factor,
         headroom_fraction=headroom_fraction, most_candidates=max(most_candidates, simulate), simulate=simulate,
         choice=EngineChoice(
             engine=engine, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
@@ -102,6 +101,16 @@ def plan(
             async_scheduling=async_scheduling, enforce_eager=enforce_eager,
             profile=None if profile is None else as_profile(profile)),
     ), tell)  # fmt: skip
+
+
+def _variants(own: ModelSpec, dtypes: Sequence[str]) -> tuple[ModelSpec, ...]:
+    """The model at each weight dtype, those that come to the same once."""
+    found: list[ModelSpec] = []
+    for dtype in dtypes:
+        one = own if dtype == "auto" else with_weight_dtype(own, dtype)
+        if one not in found:
+            found.append(one)
+    return tuple(found)
 
 
 def _workload(
@@ -116,6 +125,9 @@ def _workload(
     if input_tokens is None or output_tokens is None:
         missing = "input" if input_tokens is None else "output"
         raise SpecError(f"{missing}: the load needs its {missing} length; give --{missing} 512 or a distribution")
+    if concurrency is not None and burstiness != 1.0:
+        raise SpecError("burstiness: clients of a closed loop send when they are answered; leave out --burstiness or "
+                        "give --rate")
     hits = prefix_hit_fraction if prefix_hit_fraction is not None else (1.0 if prefix_tokens else 0.0)
     return Workload(
         input_tokens=_lengths(input_tokens, "input"), output_tokens=_lengths(output_tokens, "output"),

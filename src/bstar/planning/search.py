@@ -87,7 +87,7 @@ def answer(question: Question, tell: Tell | None = None) -> PlanResult:
         simulated, fallen = simulate_best(task, sized, question.simulate, lambda s: sized_key(s, task), tell)
         refused += [_rejected(spot, no) for spot, no in fallen]
     candidates = with_pareto([finish(task, one, seen) for one, seen in simulated])
-    notes = (note, more, _peak_note(question), _profile_note(question, candidates), *_price_notes(question))
+    notes = (note, more, _peak_note(question), _headroom_note(question), _profile_note(question, candidates), *_price_notes(question))
     return PlanResult(
         model=question.model.name, workload=question.workload, slo=question.slo, max_model_len=task.max_model_len,
         candidates=candidates, rejected=(*rejected, *refused), notes=tuple(text for text in notes if text),
@@ -113,6 +113,13 @@ def _peak_note(question: Question) -> str | None:
     peak = (f"{load.rate_per_s * factor:,.4g} requests/s" if load.rate_per_s is not None
             else f"{(load.concurrency or 0) * factor:,.4g} clients")
     return f"sized for the peak of {peak}, {factor:g} times the mean; TTFT, TPOT and E2E are those of the peak"
+
+
+def _headroom_note(question: Question) -> str | None:
+    load = question.workload
+    if not question.headroom_fraction or load.rate_per_s is not None or load.concurrency is not None:
+        return None
+    return "headroom is of a load, and none was given: what is shown is all that one replica carries"
 
 
 def _price_notes(question: Question) -> list[str]:
@@ -186,7 +193,8 @@ def _size_best(task: Task, screened: Sequence[Screened], most: int) -> tuple[lis
     for found in sized[:most]:
         # Layouts of unknown price are compared with each other.
         best = next(s for s in sized if sized_key(s, task)[0] == sized_key(found, task)[0])
-        times = sized_key(found, task)[1] / sized_key(best, task)[1]
+        least = sized_key(best, task)[1]
+        times = sized_key(found, task)[1] / least if least > 0 else 1.0  # GPUs that cost nothing
         if times <= MOST_TIMES_BEST:
             kept.append(found)
             continue
