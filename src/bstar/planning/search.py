@@ -87,7 +87,8 @@ def answer(question: Question, tell: Tell | None = None) -> PlanResult:
         simulated, fallen = simulate_best(task, sized, question.simulate, lambda s: sized_key(s, task), tell)
         refused += [_rejected(spot, no) for spot, no in fallen]
     candidates = with_pareto([finish(task, one, seen) for one, seen in simulated])
-    notes = (note, more, _peak_note(question), _headroom_note(question), _profile_note(question, candidates), *_price_notes(question))
+    notes = (note, more, _peak_note(question), _headroom_note(question), _profile_note(question, candidates),
+             *_price_notes(question))
     return PlanResult(
         model=question.model.name, workload=question.workload, slo=question.slo, max_model_len=task.max_model_len,
         candidates=candidates, rejected=(*rejected, *refused), notes=tuple(text for text in notes if text),
