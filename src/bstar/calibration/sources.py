@@ -164,8 +164,8 @@ def _sent_of(traffic: Traffic, table: Any) -> Traffic:
 
 
 def _figures_of(run: RecordedRun) -> dict[str, float]:
-    """Its figures as the simulation of the same load has them: with a warm-up the simulator's rate is of the measured
-    requests alone, that of the summary of everything that was served (`bstar.measure.rates`)."""
+    """Its figures as those of a simulated point are (`observations.figures_of`): with a warm-up the rate is of the
+    measured requests alone, where the summary's is of everything that was served (`bstar.measure.rates`)."""
     found = figures_in(run.summary)
     if run.measured.all() or "output_tokens_per_s" not in found:
         return found

@@ -80,7 +80,8 @@ def simulate_one(task: Task, sized: Sized) -> tuple[Sized, Simulated]:
 
     Raises NoAnswerError where it carries next to nothing inside the SLO, or takes more GPUs than allowed.
     """
-    probe = _Probe(task=task, sized=sized, deployment=final_deployment(task, sized))
+    probe = _Probe(task=task, sized=sized, deployment=final_deployment(task, sized),
+                   num_requests=_num_requests(task, sized))  # fmt: skip
     wanted = None if task.load is None else task.load / (1.0 - task.headroom_fraction)
     load, replicas = probe.capacity(wanted), sized.replicas
     if wanted is not None and not (task.slo.is_empty and probe.closed):
@@ -92,23 +93,27 @@ def simulate_one(task: Task, sized: Sized) -> tuple[Sized, Simulated]:
     shown = probe.at(load if task.load is None else task.load / replicas)
     full = shown if task.load is None else probe.at(load)
     served = probe.closed or (task.load is None and task.slo.is_empty)
-    capacity = replace(sized.capacity, load=load, requests_per_s=_served_per_s(full) if served else load)
+    capacity = replace(sized.capacity, load=load, requests_per_s=full.summary.requests_per_s if served else load)
     return replace(sized, capacity=capacity, replicas=replicas), _seen(task, shown, sized)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Probe:
-    """Simulations of one replica at loads of its own: requests per second, or clients."""
+    """Simulations of one replica at loads of its own: requests per second, or clients.
+
+    num_requests   of a run; a doubtful one is made longer
+    """
 
     task: Task
     sized: Sized
     deployment: Deployment
+    num_requests: int
     known: dict[float, SimResult] = field(default_factory=dict)
 
     def at(self, load: float) -> SimResult:
         if load not in self.known:
             replicas = 1.0 if self.task.load is None else max(self.task.load / load, 1.0)
-            count = self._requests()
+            count = self.num_requests
             found = self._run(load, replicas, count)
             while self._is_doubtful(found) and count < _MOST_REQUESTS:
                 count = min(_LONGER * count, _MOST_REQUESTS)
@@ -178,8 +183,8 @@ class _Probe:
 
     def _full_house_per_s(self) -> float:
         places = float(self.sized.capacity.cap)
-        return _served_per_s(
-            _simulated(self.task, self.deployment, closed_load(self.task.workload, places, self._requests())))
+        full = _simulated(self.task, self.deployment, closed_load(self.task.workload, places, self.num_requests))
+        return full.summary.requests_per_s
 
     def _margin(self, load: float) -> float:
         load = max(load, 1.0) if self.closed else load
@@ -188,13 +193,14 @@ class _Probe:
     def _margins(self, loads: Floats, lanes: Ints) -> Floats:
         return np.array([self._margin(float(load)) for load in loads])
 
-    def _requests(self) -> int:
-        """By the requests in flight that the closed forms expect."""
-        found = outcomes_of(self.sized.replica, self.task.draws, self.task.workload, load=self.sized.capacity.load,
-                            cap=self.sized.capacity.cap, replicas=self.sized.replicas, replay=self.task.replay)
-        flight = float(found.in_flight[0])
-        flight = flight if np.isfinite(flight) else float(self.sized.capacity.cap)
-        return int(min(max(_TIMES_IN_FLIGHT * flight, _LEAST_REQUESTS), _MOST_REQUESTS))
+
+def _num_requests(task: Task, sized: Sized) -> int:
+    """By the requests in flight that the closed forms expect."""
+    found = outcomes_of(sized.replica, task.draws, task.workload, load=sized.capacity.load, cap=sized.capacity.cap,
+                        replicas=sized.replicas, replay=task.replay)  # fmt: skip
+    flight = float(found.in_flight[0])
+    flight = flight if np.isfinite(flight) else float(sized.capacity.cap)
+    return int(min(max(_TIMES_IN_FLIGHT * flight, _LEAST_REQUESTS), _MOST_REQUESTS))
 
 
 def _simulated(task: Task, deployment: Deployment, load: Traffic) -> SimResult:
@@ -206,15 +212,6 @@ def _simulated(task: Task, deployment: Deployment, load: Traffic) -> SimResult:
         raise NoAnswerError("slo", f"cannot be simulated: {error}") from None
 
 
-def _served_per_s(found: SimResult) -> float:
-    """Answers per second from the first measured request to the last one sent: with those of the warm-up that end in
-    this time, without the end of the run, when fewer and fewer are served."""
-    sent = found.arrival_s[found.measured]
-    start, end = float(np.nanmin(sent)), float(np.nanmax(sent))
-    answered = int(np.count_nonzero((found.finish_s >= start) & (found.finish_s < end)))
-    return answered / (end - start) if end > start else 0.0
-
-
 def _seen(task: Task, found: SimResult, sized: Sized) -> Simulated:
     records, summary = found.records, found.summary
     share = share_interval(records.meets(task.slo))
@@ -222,7 +219,6 @@ def _seen(task: Task, found: SimResult, sized: Sized) -> Simulated:
         ttft_s=Percentiles.of(records.ttft_s), tpot_s=Percentiles.of(records.tpot_s),
         e2e_s=Percentiles.of(records.e2e_s), slo_attainment_fraction=summary.slo_attainment_fraction,
         attainment_low=share.low, attainment_high=share.high, num_requests=len(records),
-        num_preemptions=int(found.num_preemptions.sum()), requests_per_s=_served_per_s(found),
-        closed_form_replicas=sized.replicas,
-        closed_form_capacity_requests_per_s=sized.carried_per_s,
+        num_preemptions=int(found.num_preemptions.sum()), requests_per_s=summary.requests_per_s,
+        closed_form_replicas=sized.replicas, closed_form_capacity_requests_per_s=sized.carried_per_s,
     )  # fmt: skip

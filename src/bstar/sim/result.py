@@ -88,11 +88,15 @@ class SimResult:
     @cached_property
     def records(self) -> RequestRecords:
         """The measured requests, for `bstar.metrics`."""
-        everyone = RequestRecords(
+        return self._everyone if self.measured.all() else self._everyone.take(self.measured)
+
+    @property
+    def _everyone(self) -> RequestRecords:
+        """All requests, those of the warm-up too."""
+        return RequestRecords(
             sent_s=self.arrival_s, first_token_s=self.first_token_s, finish_s=self.finish_s,
             input_tokens=self.input_tokens, output_tokens=self.output_tokens,
         )  # fmt: skip
-        return everyone if self.measured.all() else everyone.take(self.measured)
 
     @cached_property
     def gaps(self) -> TokenGaps:
@@ -127,11 +131,7 @@ class SimResult:
         start, end = float(np.nanmin(records.sent_s)), float(np.nanmax(records.sent_s))
         if end - start < LEAST_REQUESTS_LONG * float(np.nanmean(records.e2e_s)):
             end = float(np.nanmax(records.finish_s))
-        everyone = RequestRecords(
-            sent_s=self.arrival_s, first_token_s=self.first_token_s, finish_s=self.finish_s,
-            input_tokens=self.input_tokens, output_tokens=self.output_tokens,
-        )  # fmt: skip
-        return loaded(everyone, start_s=start, end_s=end)
+        return loaded(self._everyone, start_s=start, end_s=end)
 
     def _undecided(self, slo: Slo | None) -> int:
         """Requests that the end of an interrupted run met in flight, inside every limit so far."""
